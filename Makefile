@@ -1,0 +1,36 @@
+# Each target sets up the virtual environment it needs, from nothing, and only once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/demo-installed
+	$(BIN)/treering demo
+
+test: $(VENV)/dev-installed
+	$(BIN)/python -m pytest --numprocesses 2 --cov=treering --cov-fail-under=90 --cov-report=term:skip-covered
+
+lint: $(VENV)/dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev-installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable '.[demo]'
+	touch $@
+
+$(VENV)/dev-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable '.[demo,dev]'
+	touch $@

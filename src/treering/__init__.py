@@ -1,0 +1,29 @@
+"""treering teaches an image classifier new classes over time without forgetting the old ones.
+
+A complete implementation of End-to-End Incremental Learning (Castro et al., ECCV 2018).
+"""
+
+import os
+
+from treering.errors import TreeringError
+from treering.learner import Learner, Progress
+from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Schedule
+
+__version__ = "0.1.0"
+__all__ = [
+    "Augmentation",
+    "Budget",
+    "Learner",
+    "Optimizer",
+    "Progress",
+    "Recipe",
+    "Schedule",
+    "TreeringError",
+    "__version__",
+    "load",
+]
+
+
+def load(folder: str | os.PathLike[str]) -> Learner:
+    """The learner saved in a model folder."""
+    return Learner.load(folder)

@@ -1,0 +1,122 @@
+"""Data augmentation [5] as batched tensor operations on the training device.
+
+Images are N x C x H x W with pixel values 0..255. The four operations are pure functions of images and the random
+values drawn for them; `twelvefold` and `twofold` draw those values, combine the operations as the paper does for
+CIFAR-100 [6] and for ImageNet [7], and return uint8.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from treering.recipe import Augmentation
+
+CHUNK = 2048
+"""Images augmented at once: bounds the memory that float copies take."""
+
+
+def brightness(images: Tensor, shift_N: Tensor) -> Tensor:
+    """Add one intensity to all pixels of an image."""
+    return (images + shift_N[:, None, None, None]).clamp(0, 255)
+
+
+def contrast(images: Tensor, factor_N: Tensor) -> Tensor:
+    """(im - mean) * contrast + mean, with the mean of each channel of the image."""
+    mean = images.mean((2, 3), keepdim=True)
+    return ((images - mean) * factor_N[:, None, None, None] + mean).clamp(0, 255)
+
+
+def crop(images: Tensor, top_N: Tensor, left_N: Tensor, size: tuple[int, int]) -> Tensor:
+    """The window of `size` whose upper left corner is (top, left), for each image its own."""
+    rows = top_N[:, None] + torch.arange(size[0], device=images.device)
+    columns = left_N[:, None] + torch.arange(size[1], device=images.device)
+    image = torch.arange(len(images), device=images.device)[:, None, None]
+    return images.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def mirror(images: Tensor) -> Tensor:
+    """Left-right."""
+    return images.flip(3)
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """To `size` x `size`, smoothed; images that have this size stay as they are."""
+    if images.shape[2:] == (size, size):
+        return images
+    return F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
+
+
+def augmented(images: Tensor, settings: Augmentation, generator: torch.Generator) -> Tensor:
+    """The training images of a stage from uint8 `images`: `copies(settings)` blocks, each in the order of `images`."""
+    if settings.kind == "none":
+        return images
+    multiply = twelvefold if settings.kind == "twelvefold" else twofold
+    chunks = [multiply(chunk, settings, generator) for chunk in images.split(CHUNK)]
+    return torch.cat([copy for copies in zip(*chunks, strict=True) for copy in copies])
+
+
+def copies(settings: Augmentation) -> int:
+    """How many training images one image becomes."""
+    return {"twelvefold": 12, "twofold": 2, "none": 1}[settings.kind]
+
+
+def plain(images: Tensor, settings: Augmentation) -> Tensor:
+    """Images as selection and evaluation see them: never augmented, at the size of the network's input."""
+    if settings.kind != "twofold" or images.shape[2:] == (settings.crop_size, settings.crop_size):
+        return images
+    return torch.cat([_to_uint8(resize(chunk, settings.crop_size)) for chunk in images.split(CHUNK)])
+
+
+def twelvefold(images: Tensor, settings: Augmentation, generator: torch.Generator) -> list[Tensor]:
+    """Original, brightness, contrast; a random crop of each of the three; the mirror of all six [6]."""
+    pixels = images.float()
+    three = [
+        pixels,
+        brightness(pixels, _uniform(len(images), -settings.brightness, settings.brightness, generator)),
+        contrast(pixels, _uniform(len(images), *settings.contrast, generator)),
+    ]
+    crops = [_random_crop(F.pad(part, [settings.padding] * 4), images.shape[2:], generator) for part in three]
+    six = [_to_uint8(part) for part in three + crops]
+    return six + [mirror(part) for part in six]
+
+
+def twofold(images: Tensor, settings: Augmentation, generator: torch.Generator) -> list[Tensor]:
+    """Each image and its mirror; each of the two gets brightness, contrast and crop, each with probability 1/2 [7]."""
+    size = (settings.crop_size, settings.crop_size)
+    if min(images.shape[2:]) < settings.crop_size:
+        images = resize(images, settings.crop_size)
+    both = []
+    for part in (images.float(), mirror(images.float())):
+        lit = brightness(part, _uniform(len(part), -settings.brightness, settings.brightness, generator))
+        part = torch.where(_coin(len(part), generator), lit, part)
+        contrasted = contrast(part, _uniform(len(part), *settings.contrast, generator))
+        part = torch.where(_coin(len(part), generator), contrasted, part)
+        cropped = _random_crop(part, size, generator)
+        part = torch.where(_coin(len(part), generator), cropped, resize(part, settings.crop_size))
+        both.append(_to_uint8(part))
+    return both
+
+
+def _random_crop(images: Tensor, size: tuple[int, int] | torch.Size, generator: torch.Generator) -> Tensor:
+    height, width = size
+    top = _integers(len(images), images.shape[2] - height + 1, generator)
+    left = _integers(len(images), images.shape[3] - width + 1, generator)
+    return crop(images, top, left, (height, width))
+
+
+def _uniform(count: int, low: float, high: float, generator: torch.Generator) -> Tensor:
+    return torch.rand(count, generator=generator, device=generator.device) * (high - low) + low
+
+
+def _integers(count: int, end: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(end, (count,), generator=generator, device=generator.device)
+
+
+def _coin(count: int, generator: torch.Generator) -> Tensor:
+    return _uniform(count, 0, 1, generator)[:, None, None, None] < 0.5
+
+
+def _to_uint8(pixels: Tensor) -> Tensor:
+    return pixels.round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,131 @@
+"""Feature extractors: modules that map normalised images N x C x H x W to features N x D.
+
+`resnet32` is the paper's network for CIFAR-100 and `resnet18` the one for ImageNet [5]; `small` suits tiny images
+such as 8 x 8 digits. Any other module of that signature works as well: the method asks nothing else of it [3.2].
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treering.errors import TreeringError
+
+
+def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions and a shortcut; where the shape changes the shortcut is `projection` or parameter-free."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, projection: bool) -> None:
+        super().__init__()
+        self.stride, self.extra_channels = stride, outputs - inputs
+        self.convolution1, self.norm1 = _convolution(inputs, outputs, stride=stride), nn.BatchNorm2d(outputs)
+        self.convolution2, self.norm2 = _convolution(outputs, outputs), nn.BatchNorm2d(outputs)
+        self.projection = None
+        if projection and (stride > 1 or inputs != outputs):
+            self.projection = nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.norm1(self.convolution1(x)))
+        out = self.norm2(self.convolution2(out))
+        return F.relu(out + self.shortcut(x))
+
+    def shortcut(self, x: Tensor) -> Tensor:
+        if self.projection is not None:
+            return self.projection(x)
+        if self.stride > 1:
+            x = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(x, (0, 0, 0, 0, 0, self.extra_channels)) if self.extra_channels else x
+
+
+class ResNet(nn.Module):
+    """He et al. 2015, without its classification layer."""
+
+    def __init__(self, stem: nn.Module, widths: list[int], blocks: int, projection: bool) -> None:
+        super().__init__()
+        self.stem = stem
+        body: list[nn.Module] = []
+        inputs = widths[0]
+        for stage, width in enumerate(widths):
+            for block in range(blocks):
+                body.append(ResidualBlock(inputs, width, 2 if stage > 0 and block == 0 else 1, projection))
+                inputs = width
+        self.body = nn.Sequential(*body)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self.stem(x)).mean((2, 3))
+
+
+def resnet32(channels: int) -> nn.Module:
+    """The CIFAR network of He et al. 2015: three stages of five blocks, parameter-free shortcuts, 64 features."""
+    stem = nn.Sequential(_convolution(channels, 16), nn.BatchNorm2d(16), nn.ReLU())
+    return ResNet(stem, [16, 32, 64], blocks=5, projection=False)
+
+
+def resnet18(channels: int) -> nn.Module:
+    """The ImageNet network of He et al. 2015: four stages of two blocks, 512 features."""
+    stem = nn.Sequential(
+        _convolution(channels, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)
+    )
+    return ResNet(stem, [64, 128, 256, 512], blocks=2, projection=True)
+
+
+def small(channels: int) -> nn.Module:
+    """Three residual blocks for images of about 8 x 8 pixels, 64 features."""
+    stem = nn.Sequential(_convolution(channels, 16), nn.BatchNorm2d(16), nn.ReLU())
+    return ResNet(stem, [16, 32, 64], blocks=1, projection=False)
+
+
+BACKBONES: dict[str, Callable[[int], nn.Module]] = {"resnet32": resnet32, "resnet18": resnet18, "small": small}
+
+
+def build(name: str, channels: int, seed: int) -> nn.Module:
+    """The named feature extractor with weights drawn from `seed`; the global random state stays as it was."""
+    if name not in BACKBONES:
+        near = difflib.get_close_matches(name, BACKBONES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(BACKBONES)}, or give a torch.nn.Module"
+        raise TreeringError(f"unknown backbone {name!r}; {hint}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = BACKBONES[name](channels)
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network
+
+
+def feature_size(module: nn.Module, image_shape: Sequence[int]) -> int:
+    """D, found by passing two blank images of `image_shape` (C, H, W) through `module`."""
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            out = module(torch.zeros(2, *image_shape))
+    except Exception as error:  # whatever a module of the user's raises
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise TreeringError(f"the backbone fails on images of shape {tuple(image_shape)}: {reason[0]}") from error
+    finally:
+        module.train(training)
+    if (
+        not isinstance(out, Tensor)
+        or out.ndim != 2
+        or len(out) != 2
+        or out.shape[1] == 0
+        or not out.is_floating_point()
+    ):
+        got = (
+            f"a tensor of {out.dtype} and shape {tuple(out.shape)}"
+            if isinstance(out, Tensor)
+            else f"{type(out).__name__}"
+        )
+        raise TreeringError(
+            f"the backbone must map N images to floating-point features N x D; for 2 images it gave {got}"
+        )
+    return out.shape[1]

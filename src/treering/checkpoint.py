@@ -1,0 +1,301 @@
+"""Crash-safe model folders.
+
+    manifest.json                    what the model is: classes, heads, recipe and every file's checksum
+    weights-<hash>.safetensors       the network
+    memory/<class>/<rank>-<hash>.png the exemplars, lossless; people may look at them
+    history-<hash>.jsonl             one line a step
+
+Files carry a hash of their content in their name and are never changed, so saving writes the new ones beside the old
+and then replaces manifest.json, in one rename: a crash at any moment leaves either the old model or the new one. Files
+no manifest names are removed afterwards. Writers exclude each other by a lock; readers need none. No pickle is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Hashable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import filelock
+import numpy as np
+import PIL
+import safetensors
+import safetensors.torch
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import treering
+from treering import backbones, methods
+from treering.errors import TreeringError
+from treering.recipe import Recipe
+
+if TYPE_CHECKING:
+    from treering.learner import Learner
+
+FORMAT = "treering model"
+FORMAT_VERSION = 1
+TEMPORARY = ".tmp-"
+KEPT = ("manifest.json", ".lock")
+OURS = re.compile(
+    r"manifest\.json|\.lock|memory|\.tmp-.*|weights-[0-9a-f]{12}\.safetensors|history-[0-9a-f]{12}\.jsonl"
+)
+"""Names of ours in a model folder's top level."""
+READ_ATTEMPTS = 5
+"""A reader that meets a writer's clean-up starts again with the new manifest, at most this often."""
+
+
+def save(learner: Learner, folder: str | os.PathLike[str]) -> None:
+    """Write `learner` as the folder's new content."""
+    method = learner._fitted()
+    path = Path(folder)
+    unsaveable = next((label for label in learner._classes if not isinstance(label, str | int | float | bool)), None)
+    if unsaveable is not None:
+        raise TreeringError(f"label {unsaveable!r} cannot be saved: a model folder holds texts and numbers as labels")
+    try:
+        _make_folder(path)
+        with filelock.FileLock(path / ".lock", timeout=0):
+            files = _write_files(path, learner)
+            manifest = {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "recipe": method.recipe.to_dict(),
+                "seed": learner.seed,
+                "classes": learner._classes,
+                "head_sizes": method.network.head_sizes,
+                "steps": len(learner._history),
+                "image_shape": list(learner._image_shape),
+                "generator": {
+                    "device": method.generator.device.type,
+                    "state": method.generator.get_state().numpy().tobytes().hex(),
+                },
+                "files": files,
+                "versions": _versions(),
+            }
+            _write(path / "manifest.json", _sealed(manifest))
+            _remove_unnamed(path, manifest)
+    except filelock.Timeout:
+        raise TreeringError(f"another process is writing {path}: wait until it has ended, then save again") from None
+    except OSError as error:
+        raise TreeringError(
+            f"cannot save to {path}: {error.strerror or error}; what it held before is intact"
+        ) from error
+
+
+def load(cls: type[Learner], folder: str | os.PathLike[str], backbone: nn.Module | None, device: str) -> Learner:
+    """The learner that the folder holds."""
+    path = Path(folder)
+    for attempt in range(READ_ATTEMPTS):
+        manifest = _read_manifest(path)
+        try:
+            return _read_learner(cls, path, manifest, backbone, device)
+        except TreeringError:
+            changed = attempt + 1 < READ_ATTEMPTS and _read_manifest(path) != manifest
+            if not changed:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _read_learner(
+    cls: type[Learner], path: Path, manifest: dict[str, Any], backbone: nn.Module | None, device: str
+) -> Learner:
+    recipe = Recipe.from_dict(manifest["recipe"])
+    files = manifest["files"]
+    custom = recipe.backbone == "custom"
+    if custom and backbone is None:
+        raise TreeringError(
+            f"{path} was learnt with a module of your own: load it with Learner.load(folder, backbone=module)"
+        )
+    if not custom and backbone is not None:
+        raise TreeringError(
+            f"{path} was learnt with the backbone {recipe.backbone}: load it without a backbone of your own"
+        )
+    tensors = safetensors.torch.load(_read(path, files["weights"]))
+    channels = manifest["image_shape"][0]
+    features = (
+        copy.deepcopy(backbone).cpu() if backbone else backbones.build(recipe.backbone, channels, manifest["seed"])
+    )
+    learner = cls(backbone=backbone, recipe=recipe, seed=manifest["seed"], device=device)
+    method = methods.create(recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], device)
+    try:
+        method.network.load_tensors(manifest["head_sizes"], tensors)
+    except (RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {reason}") from None
+    place = method.network.bias.device
+    for label, entries in enumerate(files["memory"]):
+        if entries:
+            images = [_decode(_read(path, entry)) for entry in entries]
+            method.memory.store(label, torch.stack(images).to(place))
+    generator = manifest["generator"]
+    if generator["device"] == place.type:
+        method.generator.set_state(torch.frombuffer(bytearray.fromhex(generator["state"]), dtype=torch.uint8))
+    learner._method = method
+    learner._image_shape = tuple(manifest["image_shape"])
+    learner._classes = manifest["classes"]
+    learner._history = [json.loads(line) for line in _read(path, files["history"]).splitlines()][: manifest["steps"]]
+    return learner
+
+
+def _write_files(path: Path, learner: Learner) -> dict[str, Any]:
+    """Write what the manifest is going to name; returns name and checksum of each file."""
+    method = learner._fitted()
+    weights = safetensors.torch.save({name: tensor.cpu() for name, tensor in method.network.tensors().items()})
+    history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in learner._history).encode()
+    exemplars = []
+    for label, name in enumerate(learner._classes):
+        folder = f"memory/{label:04d}-{_slug(name)}"
+        images = method.memory.exemplars.get(label, ())
+        exemplars.append(
+            [_put(path, f"{folder}/{rank:04d}-", _encode(image), ".png") for rank, image in enumerate(images)]
+        )
+    return {
+        "weights": _put(path, "weights-", weights, ".safetensors"),
+        "history": _put(path, "history-", history, ".jsonl"),
+        "memory": exemplars,
+    }
+
+
+def _put(path: Path, prefix: str, content: bytes, suffix: str) -> dict[str, str]:
+    """Write one file under a name that holds its hash, unless it is there already; returns the manifest's entry."""
+    checksum = hashlib.sha256(content).hexdigest()
+    name = f"{prefix}{checksum[:12]}{suffix}"
+    file = path / name
+    if not (file.is_file() and file.read_bytes() == content):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _write(file, content)
+    return {"name": name, "sha256": checksum}
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Replace `file` in one rename, after its content has reached the disk."""
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=file.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(file)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the rename itself reaches the disk with the folder
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _read(path: Path, entry: dict[str, str]) -> bytes:
+    """A file's content, checked."""
+    file = path / entry["name"]
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise TreeringError(
+            f"{file} is missing: the model folder was not copied completely; restore that file"
+        ) from None
+    except OSError as error:
+        raise TreeringError(f"cannot read {file}: {error.strerror}") from None
+    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise TreeringError(
+            f"{file} is damaged (its checksum differs): restore that file from a copy of the model folder"
+        )
+    return content
+
+
+def _sealed(manifest: dict[str, Any]) -> bytes:
+    """The manifest as JSON with a checksum of itself."""
+    return json.dumps({"checksum": _seal(manifest), **manifest}, indent=1, ensure_ascii=False).encode()
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / "manifest.json"
+    try:
+        manifest = json.loads(file.read_bytes())
+    except NotADirectoryError:
+        raise TreeringError(f"{path} is a file, not a model folder") from None
+    except FileNotFoundError:
+        what = "has no manifest.json: it is not a treering model folder" if path.is_dir() else "does not exist"
+        raise TreeringError(f"{path} {what}; give the folder that a learner was saved to") from None
+    except OSError as error:
+        raise TreeringError(f"cannot read {file}: {error.strerror}") from None
+    except ValueError:
+        raise TreeringError(f"{file} is damaged (not JSON): restore it from a copy of the model folder") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise TreeringError(f"{file} was not written by treering: give the folder that a learner was saved to")
+    version = manifest.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise TreeringError(
+            f"{path} was written by a newer treering (format {version}; this one reads up to {FORMAT_VERSION}): "
+            "upgrade treering"
+        )
+    if manifest.pop("checksum", None) != _seal(manifest):
+        raise TreeringError(f"{file} was changed after treering wrote it: restore it from a copy of the model folder")
+    return manifest
+
+
+def _make_folder(path: Path) -> None:
+    """Create the folder, or make sure that an existing one is ours to write to."""
+    if path.exists() and not path.is_dir():
+        raise TreeringError(f"{path} is a file: give the name of a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    foreign = [item.name for item in path.iterdir() if not OURS.fullmatch(item.name)]
+    if foreign and not (path / "manifest.json").exists():
+        raise TreeringError(f"{path} is not a treering model folder and holds {foreign[0]}: give a new or empty folder")
+
+
+def _remove_unnamed(path: Path, manifest: dict[str, Any]) -> None:
+    """Delete the files of earlier versions and of writers that died; files that are not ours stay."""
+    files = manifest["files"]
+    entries = [files["weights"], files["history"], *(entry for part in files["memory"] for entry in part)]
+    named = {entry["name"] for entry in entries}
+    for file in [*path.glob("*"), *path.glob("memory/*/*")]:
+        ours = file.parent != path or OURS.fullmatch(file.name)
+        if ours and file.is_file() and file.name not in KEPT and file.relative_to(path).as_posix() not in named:
+            file.unlink()
+    for folder in path.glob("memory/*"):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _slug(name: Hashable) -> str:
+    """A class name as part of a folder name."""
+    return re.sub(r"[^\w-]+", "_", str(name))[:40].strip("_") or "class"
+
+
+def _encode(image: Tensor) -> bytes:
+    """C x H x W as a PNG file."""
+    pixels = image.movedim(0, -1).cpu().numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _decode(content: bytes) -> Tensor:
+    pixels = np.array(Image.open(io.BytesIO(content)))
+    return torch.from_numpy(pixels[:, :, None] if pixels.ndim == 2 else pixels).movedim(-1, 0).contiguous()
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "treering": treering.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "pillow": PIL.__version__,
+        "safetensors": safetensors.__version__,
+    }

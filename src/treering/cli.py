@@ -1,0 +1,51 @@
+"""The command line: `treering …`. Errors are one line and exit code 2; a traceback is a bug."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import treering
+from treering.errors import TreeringError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+console = Console()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"treering {treering.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def treering_command(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Teach an image classifier new classes over time, without forgetting the old ones."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo"),
+    order: Annotated[int, typer.Option(min=0, help="Class order: 0 is the usual one.")] = 0,
+) -> None:
+    """Ten digits in five steps, with and without forgetting, drawn."""
+    from treering import demo as digits_demo
+
+    digits_demo.run(console, out, order)
+
+
+def main() -> None:
+    """Entry point of the `treering` command."""
+    try:
+        app()
+    except TreeringError as error:
+        Console(stderr=True, soft_wrap=True).print(f"treering: {error}", markup=False, highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""Datasets and the streams of steps made of them."""

@@ -1,0 +1,27 @@
+"""Scikit-learn's digits: 1,797 real scans of 8 x 8 pixels, inside that package, so nothing is downloaded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treering.data.stream import Dataset
+from treering.errors import TreeringError
+
+TEST_SHARE = 5
+"""One image in five of each class is for testing."""
+
+
+def load() -> Dataset:
+    """The ten digits, pixel values 0..255."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise TreeringError("the digits come with scikit-learn: pip install 'treering[demo]'") from None
+    digits = load_digits()
+    images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+    labels = digits.target.astype(np.int64)
+    test = np.zeros(len(labels), dtype=bool)
+    for digit in range(10):
+        test[np.flatnonzero(labels == digit)[::TEST_SHARE]] = True
+    names = tuple(str(digit) for digit in range(10))
+    return Dataset("digits", images[~test], labels[~test], images[test], labels[test], names)

@@ -1,0 +1,143 @@
+"""`treering demo`: ten digits in five steps of two classes, EEIL beside plain fine-tuning from the same start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from treering import learner, metrics
+from treering.data import digits
+from treering.data.stream import Dataset, class_order, split_steps
+from treering.errors import TreeringError
+from treering.recipe import Augmentation, Budget, Recipe, Schedule
+
+CLASSES_PER_STEP = 2
+
+RECIPE = Recipe(
+    backbone="small",
+    training=Schedule(epochs=8, lr=0.1, drop_at=(4, 6)),
+    balanced=Schedule(epochs=6, lr=0.01, drop_at=(3,)),
+    memory=Budget(size=100),
+    augmentation=Augmentation(padding=1),
+)
+"""The paper's method for 8 x 8 images: a small network, fewer epochs, 100 exemplars, crops that shift by one pixel."""
+
+TITLES = {"eeil": "EEIL", "finetune": "plain fine-tuning"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one method reached."""
+
+    accuracy: list[float]
+    """Percent, after each step, on the test images of all classes so far."""
+    first_classes: list[float]
+    """Percent, after each step, on the test images of the first step's classes: its fall is forgetting."""
+
+
+def learn_digits(
+    dataset: Dataset, recipe: Recipe, order: int, progress: Callable[[learner.Progress], None] | None = None
+) -> Outcome:
+    """Teach the ten digits in five steps by the recipe's method."""
+    model = learner.Learner(recipe=recipe, seed=order, progress=progress)
+    steps = split_steps(class_order(10, order), CLASSES_PER_STEP)
+    outcome = Outcome([], [])
+    seen: list[int] = []
+    for classes in steps:
+        train = np.isin(dataset.train_labels, classes)
+        model.partial_fit(dataset.train_images[train], dataset.train_labels[train])
+        seen += classes
+        for scores, tested in ((outcome.accuracy, seen), (outcome.first_classes, steps[0])):
+            test = np.isin(dataset.test_labels, tested)
+            scores.append(100 * model.score(dataset.test_images[test], dataset.test_labels[test]))
+    return outcome
+
+
+def run(console: Console, out: Path, order: int) -> None:
+    """The whole demo: learn, print a table, draw a picture."""
+    dataset = digits.load()
+    start = time.perf_counter()
+    steps = split_steps(class_order(10, order), CLASSES_PER_STEP)
+    epochs = {
+        "eeil": RECIPE.training.epochs * len(steps) + RECIPE.balanced.epochs * (len(steps) - 1),
+        "finetune": RECIPE.training.epochs * len(steps),
+    }
+    console.print("Ten handwritten digits, two new ones at a time; only 100 of the old images may be kept.")
+    outcomes = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
+        for name in TITLES:
+            bar = bars.add_task(TITLES[name], total=epochs[name], rate="")
+            begun, passes = time.perf_counter(), 0
+
+            def show(now: learner.Progress, bar: TaskID = bar, begun: float = begun, name: str = name) -> None:
+                nonlocal passes
+                passes += now.image_passes
+                where = f"{TITLES[name]:17} step {now.step}/{len(steps)} {now.stage:8} epoch {now.epoch}/{now.epochs}"
+                rate = f"{passes / (time.perf_counter() - begun):,.0f} images/s"
+                bars.update(bar, advance=1, description=where, rate=rate)
+
+            outcomes[name] = learn_digits(dataset, replace(RECIPE, method=name), order, show)
+    console.print(_table(outcomes, steps))
+    try:
+        pictures = draw(outcomes, steps, out)
+    except OSError as error:
+        raise TreeringError(
+            f"cannot write the picture to {out}: {error.strerror}; choose a folder with --out"
+        ) from None
+    console.print(f"{time.perf_counter() - start:.0f} s. The picture:")
+    for picture in pictures:
+        console.print(f"  {picture}", soft_wrap=True, highlight=False)
+
+
+def _table(outcomes: dict[str, Outcome], steps: list[list[int]]) -> Table:
+    table = Table(title="Accuracy on all digits learnt so far (%)")
+    table.add_column("method")
+    for number, classes in enumerate(steps, 1):
+        table.add_column(f"step {number}\n+ {', '.join(map(str, classes))}", justify="right")
+    table.add_column("average\nwithout first", justify="right")
+    table.add_column("average\nwith first", justify="right")
+    for name, outcome in outcomes.items():
+        averages = metrics.average_without_first(outcome.accuracy), metrics.average(outcome.accuracy)
+        table.add_row(TITLES[name], *(f"{value:.1f}" for value in (*outcome.accuracy, *averages)))
+    return table
+
+
+def draw(outcomes: dict[str, Outcome], steps: list[list[int]], out: Path) -> list[Path]:
+    """Forgetting and its cure at a glance, as PNG and SVG; returns the two paths."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise TreeringError("drawing needs matplotlib: pip install 'treering[demo]'") from None
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    known = [sum(len(classes) for classes in steps[: number + 1]) for number in range(len(steps))]
+    first = " and ".join(map(str, steps[0]))
+    colors = {"eeil": "#1b6e3c", "finetune": "#c0392b"}
+    curves = {f"The first two digits, {first}": "first_classes", "All digits learnt so far": "accuracy"}
+    for panel, (title, field) in zip(panels, curves.items(), strict=True):
+        for name, outcome in outcomes.items():
+            values = getattr(outcome, field)
+            panel.plot(known, values, marker="o", linewidth=2.5, color=colors[name], label=TITLES[name])
+            panel.annotate(
+                f"{values[-1]:.0f} %", (known[-1], values[-1]), xytext=(8, 0), textcoords="offset points",
+                va="center", color=colors[name], weight="bold",
+            )  # fmt: skip
+        panel.set(title=title, xlabel="digits learnt", xticks=known, ylim=(-3, 105), xlim=(1.6, 11))
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", alpha=0.3)
+    panels[0].set_ylabel("accuracy on test images (%)")
+    panels[0].legend(frameon=False, loc="center right")
+    figure.suptitle("Learning two digits at a time: plain fine-tuning forgets, EEIL remembers", weight="bold")
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [(out / f"digits.{kind}").resolve() for kind in ("png", "svg")]
+    for path in paths:
+        figure.savefig(path, dpi=150)
+    return paths

@@ -1,0 +1,150 @@
+"""Validation at the edge: whatever a user hands in becomes uint8 images N x C x H x W and a list of plain labels.
+
+Images: a NumPy array N x H x W or N x H x W x C, a torch tensor N x H x W or N x C x H x W, a sequence of images of
+one size, or a torch Dataset of (image, label). C is 1 or 3; values are uint8 0..255 or floating-point 0..1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from treering.errors import TreeringError
+
+
+def as_examples(images: Any, labels: Any) -> tuple[Tensor, list[Hashable]]:
+    """Images and their labels; a Dataset brings its own labels."""
+    if isinstance(images, Dataset):
+        if labels is not None:
+            raise TreeringError("a torch Dataset brings its own labels: leave the labels out")
+        pairs = list(_items(images))
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise TreeringError("every item of the Dataset must be a pair (image, label)")
+        images, labels = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    elif labels is None:
+        raise TreeringError("labels are missing: give one label per image")
+    pixels, names = as_images(images), as_labels(labels)
+    if len(pixels) != len(names):
+        raise TreeringError(f"{len(pixels)} images but {len(names)} labels: give one label per image")
+    return pixels, names
+
+
+def as_images(images: Any) -> Tensor:
+    """Images as uint8 N x C x H x W."""
+    if isinstance(images, Dataset):
+        images = [item[0] if isinstance(item, tuple | list) else item for item in _items(images)]
+    if isinstance(images, Tensor):
+        pixels = images.detach().cpu()
+        if pixels.ndim == 3:
+            pixels = pixels[:, None]
+    elif isinstance(images, np.ndarray) and images.dtype != object:
+        pixels = _from_numpy(images)
+        pixels = pixels[:, None] if pixels.ndim == 3 else pixels.movedim(-1, 1) if pixels.ndim == 4 else pixels
+    elif isinstance(images, Sequence | np.ndarray):
+        return _stacked([_one_image(image) for image in images])
+    else:
+        raise TreeringError(
+            f"images must be an array, a tensor, a sequence or a torch Dataset, not {type(images).__name__}"
+        )
+    return _checked(pixels)
+
+
+def as_labels(labels: Any) -> list[Hashable]:
+    """Labels as plain Python values, all of one type."""
+    if isinstance(labels, str | bytes) or not (isinstance(labels, Iterable) or hasattr(labels, "tolist")):
+        raise TreeringError(f"labels must be a sequence with one label per image, not {labels!r}")
+    if hasattr(labels, "ndim") and labels.ndim != 1:
+        raise TreeringError(f"labels must have one dimension, not shape {tuple(labels.shape)}")
+    names = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    names = [name.item() if isinstance(name, np.generic | Tensor) and np.ndim(name) == 0 else name for name in names]
+    for name in names:
+        if name is None or not isinstance(name, Hashable) or (isinstance(name, float) and not math.isfinite(name)):
+            raise TreeringError(f"{name!r} cannot be a label: labels are texts, numbers or other hashable values")
+    one_type(names, [])
+    return names
+
+
+def one_type(labels: Sequence[Hashable], known: Sequence[Hashable]) -> None:
+    """Raise unless all labels have the type of the `known` ones (or, if none is known, of each other)."""
+    expected = type(next(iter(known or labels), None))
+    for label in labels:
+        if type(label) is not expected:
+            earlier = "the classes learnt before" if known else "the labels before it"
+            raise TreeringError(
+                f"label {label!r} is of type {type(label).__name__}, but {earlier} are of type {expected.__name__}: "
+                "use one type for all labels"
+            )
+
+
+def _items(dataset: Dataset[Any]) -> Iterable[Any]:
+    if isinstance(dataset, IterableDataset):
+        return iter(dataset)
+    return (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]  # map-style datasets have a length
+
+
+def _one_image(image: Any) -> Tensor:
+    """One image of a sequence, C x H x W: a tensor C x H x W, or whatever NumPy reads as H x W or H x W x C."""
+    if isinstance(image, Tensor):
+        pixels = image.detach().cpu()
+        return pixels[None] if pixels.ndim == 2 else pixels
+    try:
+        pixels = _from_numpy(np.asarray(image))
+    except (TypeError, ValueError) as error:
+        raise TreeringError(f"an image cannot be read as an array: {error}") from None
+    return pixels[None] if pixels.ndim == 2 else pixels.movedim(-1, 0) if pixels.ndim == 3 else pixels
+
+
+def _stacked(images: list[Tensor]) -> Tensor:
+    if not images:
+        raise TreeringError("no images were given: give at least one")
+    different = next(
+        (image for image in images if image.shape != images[0].shape or image.dtype != images[0].dtype), None
+    )
+    if different is not None:
+        raise TreeringError(
+            "all images must have one size and type: "
+            f"{tuple(images[0].shape)} {images[0].dtype} and {tuple(different.shape)} {different.dtype} were given"
+        )
+    return _checked(torch.stack(images))
+
+
+def _from_numpy(array: np.ndarray) -> Tensor:
+    if array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating):
+        return torch.from_numpy(np.ascontiguousarray(array if array.dtype == np.uint8 else array.astype(np.float32)))
+    raise TreeringError(f"images must be uint8 (0..255) or floating-point (0..1), not {array.dtype}")
+
+
+def _checked(pixels: Tensor) -> Tensor:
+    """`pixels` N x C x H x W as uint8, or an error that says what is wrong with them."""
+    shape = tuple(pixels.shape)
+    if len(pixels) == 0:
+        raise TreeringError("no images were given: give at least one")
+    if pixels.ndim != 4 or 0 in shape:
+        raise TreeringError(
+            f"images must be N x H x W (grey) or N x H x W x C, not an array of {pixels.ndim} dimensions"
+        )
+    if shape[1] not in (1, 3):
+        raise TreeringError(
+            f"images must have 1 or 3 channels, not {shape[1]}: "
+            "NumPy arrays are N x H x W x C, torch tensors N x C x H x W"
+        )
+    if pixels.dtype == torch.uint8:
+        return pixels.contiguous()
+    if not pixels.is_floating_point():
+        raise TreeringError(f"images must be uint8 (0..255) or floating-point (0..1), not {pixels.dtype}")
+    bad = ~torch.isfinite(pixels).flatten(1).all(1)
+    if bad.any():
+        raise TreeringError(f"image {int(bad.nonzero()[0])} holds NaN or infinity ({int(bad.sum())} images do)")
+    low, high = float(pixels.min()), float(pixels.max())
+    if low < 0 or high > 1:
+        raise TreeringError(
+            f"floating-point images must lie between 0 and 1, not between {low:g} and {high:g}: "
+            "scale them, or give uint8 (0..255)"
+        )
+    return (pixels * 255).round().to(torch.uint8).contiguous()

@@ -1,0 +1,46 @@
+"""The representative memory [3.1]: ranked exemplars of every class, within a budget, shrunk from the end."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treering.recipe import Budget
+
+
+class Memory:
+    """Exemplars as uint8 images, per class best first. The budget is kept by whoever calls `shrink` before `store`."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.exemplars: dict[int, Tensor] = {}
+        """Class (its column) -> n x C x H x W, ranked."""
+
+    def __len__(self) -> int:
+        return sum(len(images) for images in self.exemplars.values())
+
+    def __contains__(self, label: int) -> bool:
+        return label in self.exemplars
+
+    def largest_class(self) -> int:
+        """The most exemplars any class has: what balanced fine-tuning cuts the new classes to [4]."""
+        return max(len(images) for images in self.exemplars.values())
+
+    def shrink(self, quota: int) -> None:
+        """Remove from the end of each class's list; what is removed never comes back."""
+        # A copy, so that the removed images' storage is freed.
+        self.exemplars = {
+            label: images if len(images) <= quota else images[:quota].clone()
+            for label, images in self.exemplars.items()
+        }
+
+    def store(self, label: int, ranked_images: Tensor) -> None:
+        """Set the exemplars of one class, best first."""
+        self.exemplars[label] = ranked_images
+
+    def contents(self) -> tuple[Tensor, Tensor]:
+        """All exemplars and their labels."""
+        images = list(self.exemplars.values())
+        labels = torch.tensor(list(self.exemplars), device=images[0].device)
+        counts = torch.tensor([len(part) for part in images], device=images[0].device)
+        return torch.cat(images), labels.repeat_interleave(counts)

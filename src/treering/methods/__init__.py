@@ -1,0 +1,50 @@
+"""Ways to learn a step: one file each over the shared training loop, one line each in `METHODS`."""
+
+from __future__ import annotations
+
+import difflib
+
+import torch
+from torch import Tensor, nn
+
+from treering import backbones
+from treering.errors import TreeringError
+from treering.methods.base import Method
+from treering.methods.eeil import EEIL
+from treering.methods.finetune import FineTuning
+from treering.network import IncrementalNetwork
+from treering.recipe import Recipe
+
+METHODS: dict[str, type[Method]] = {"eeil": EEIL, "finetune": FineTuning}
+
+__all__ = ["EEIL", "METHODS", "FineTuning", "Method", "create", "find"]
+
+
+def find(name: str) -> type[Method]:
+    """The method of this name."""
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(METHODS)}"
+        raise TreeringError(f"unknown method {name!r}; {hint}")
+    return METHODS[name]
+
+
+def create(recipe: Recipe, features: nn.Module, mean_image: Tensor, seed: int, device: str) -> Method:
+    """The recipe's method over a network that has this feature extractor and no heads yet."""
+    chosen = find(recipe.method)
+    size = backbones.feature_size(features, mean_image.shape)
+    place = _device(device)
+    network = IncrementalNetwork(features, size, mean_image, recipe.pixel_scale).to(place)
+    return chosen(recipe, network, torch.Generator(place).manual_seed(seed))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise TreeringError(f"device {name!r} cannot be used here ({reason}): choose auto, cpu or cuda") from None
+    return device

@@ -1,0 +1,75 @@
+"""What every method shares: a network, a memory, the training loop and one source of randomness."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treering import augment, selection
+from treering.memory import Memory
+from treering.network import IncrementalNetwork
+from treering.recipe import Recipe
+from treering.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch of new classes, perhaps with more images of known ones."""
+
+    images: Tensor
+    """N x C x H x W, uint8."""
+    labels: Tensor
+    """N columns; the new classes follow the known ones."""
+    new_classes: int
+
+    def by_class(self) -> dict[int, Tensor]:
+        """The images of each class that is in the step."""
+        return {int(label): self.images[self.labels == label] for label in self.labels.unique()}
+
+
+class Method(ABC):
+    """A way to learn a step. Subclasses define `learn_step` and, if they do not use the softmax, `probabilities`."""
+
+    def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
+        self.recipe = recipe
+        self.network = network
+        self.generator = generator
+        self.memory = Memory(recipe.memory)
+        self.trainer = Trainer(network, recipe.optimizer, generator)
+
+    @abstractmethod
+    def learn_step(self, step: Step) -> None:
+        """Learn the classes of `step` without losing the earlier ones."""
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """N x classes: softmax over the logits of all heads."""
+        return self.network.predict_logits(self.plain(images)).softmax(1)
+
+    def plain(self, images: Tensor) -> Tensor:
+        """`images` as the network sees them outside training."""
+        return augment.plain(images, self.recipe.augmentation)
+
+    def rank(self, candidates: dict[int, Tensor], count: int) -> dict[int, Tensor]:
+        """The `count` best images of each class by the recipe's selection rule, best first [3.1]."""
+        features = [self.network.predict_features(self.plain(images)) for images in candidates.values()]
+        rankings = selection.rank(features, count, selection.RULES[self.recipe.memory.selection], self.generator)
+        return {label: candidates[label][ranking] for label, ranking in zip(candidates, rankings, strict=True)}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything a step changes, to be given back to `restore`."""
+        return {
+            "head_sizes": list(self.network.head_sizes),
+            "tensors": self.network.tensors(),
+            "exemplars": dict(self.memory.exemplars),
+            "generator": self.generator.get_state(),
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go back to `snapshot`."""
+        self.network.load_tensors(snapshot["head_sizes"], snapshot["tensors"])
+        self.memory.exemplars = dict(snapshot["exemplars"])
+        self.generator.set_state(snapshot["generator"])

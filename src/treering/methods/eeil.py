@@ -1,0 +1,87 @@
+"""End-to-End Incremental Learning (Castro et al., ECCV 2018): the four stages of a step [4].
+
+The ablations of table 2b are settings of the recipe: `augmentation.kind = "none"` and `balanced.epochs = 0`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+from torch import Tensor
+
+from treering import augment, losses
+from treering.methods.base import Method, Step
+from treering.trainer import TrainingSet
+
+logger = logging.getLogger(__name__)
+
+
+class EEIL(Method):
+    """Cross-distilled loss over all heads, balanced fine-tuning, representative memory."""
+
+    def learn_step(self, step: Step) -> None:
+        network, memory, recipe = self.network, self.memory, self.recipe
+        first_step = not network.head_sizes
+        quota = memory.budget.quota(network.classes + step.new_classes)
+
+        # Stage 1: the training set is the new images and every exemplar; each image is labelled for distillation by
+        # all old heads as they are now, before training.
+        old_classes = network.classes
+        if step.new_classes:
+            network.add_head(step.new_classes, self.generator)
+        images, labels = step.images, step.labels
+        if not first_step:
+            exemplars, exemplar_labels = memory.contents()
+            images, labels = torch.cat([images, exemplars]), torch.cat([labels, exemplar_labels])
+        training_set = self.labelled(images, labels, distilled_classes=old_classes)
+
+        # Stage 2: all weights learn, with the cross-distilled loss (equation 1).
+        logger.info("training on %d images, %d with augmentation", len(images), len(training_set.images))
+        self.trainer.fit("training", training_set, recipe.training, self.loss())
+        del training_set
+
+        # Stage 3: balanced fine-tuning on as many images of each class in the step as old classes have exemplars.
+        # The temporary distillation on the new head makes all heads distilled, from the network as it is now.
+        candidates = self.candidates(step)
+        if not first_step and recipe.balanced.epochs:
+            balanced = memory.exemplars | self.rank(candidates, memory.largest_class())
+            images = torch.cat(list(balanced.values()))
+            labels = torch.cat([torch.full((len(part),), label) for label, part in balanced.items()]).to(images.device)
+            training_set = self.labelled(images, labels, distilled_classes=network.classes)
+            logger.info("balanced fine-tuning on %d images", len(images))
+            self.trainer.fit("balanced", training_set, recipe.balanced, self.loss(), recipe.training.epochs)
+
+        # Stage 4: shrink the classes in memory from the end, then store the best of the step's classes [3.1].
+        memory.shrink(quota)
+        for label, ranked in self.rank(candidates, quota).items():
+            memory.store(label, ranked)
+
+    def labelled(self, images: Tensor, labels: Tensor, distilled_classes: int) -> TrainingSet:
+        """Augment first, then label: `distilled_classes` is how many of the first columns carry soft targets."""
+        augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
+        columns = len(self.network.bias)
+        targets = torch.zeros(len(augmented), columns, device=augmented.device)
+        if distilled_classes:
+            classes = self.network.classes
+            logits = self.network.predict_logits(augmented)
+            soft = losses.soft_targets(logits, self.network.head_of_class[:classes], self.recipe.temperature)
+            targets[:, :distilled_classes] = soft[:, :distilled_classes]
+        return TrainingSet(augmented, labels.repeat(augment.copies(self.recipe.augmentation)), targets)
+
+    def loss(self) -> functools.partial[Tensor]:
+        """Equation 1 for this network."""
+        return functools.partial(
+            losses.cross_distilled,
+            head_of_class_C=self.network.head_of_class,
+            temperature=self.recipe.temperature,
+        )
+
+    def candidates(self, step: Step) -> dict[int, Tensor]:
+        """For each class of the step the images its exemplars are chosen from: a known class's exemplars join in."""
+        known = self.memory.exemplars
+        return {
+            label: torch.cat([known[label], images]) if label in known else images
+            for label, images in step.by_class().items()
+        }

@@ -1,0 +1,26 @@
+"""Plain fine-tuning: each step trains on its own images alone, with nothing against forgetting: the floor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treering import augment, losses
+from treering.methods.base import Method, Step
+from treering.trainer import TrainingSet
+
+
+class FineTuning(Method):
+    """A new head for the new classes, cross-entropy over all heads, no memory, no distillation."""
+
+    def learn_step(self, step: Step) -> None:
+        if step.new_classes:
+            self.network.add_head(step.new_classes, self.generator)
+        images = augment.augmented(step.images, self.recipe.augmentation, self.generator)
+        labels = step.labels.repeat(augment.copies(self.recipe.augmentation))
+        no_targets = torch.zeros(len(images), 1, device=images.device)
+        self.trainer.fit("training", TrainingSet(images, labels, no_targets), self.recipe.training, _loss)
+
+
+def _loss(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+    return losses.cross_entropy(logits, labels)

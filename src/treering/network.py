@@ -1,0 +1,109 @@
+"""The network [3.2]: one feature extractor and one head (the paper's classification layer) per step.
+
+The heads lie side by side in one weight matrix, so that a thousand heads cost one matrix product. Rows beyond the
+classes learnt so far are spare: reserving them keeps every shape constant while heads are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SPARE_LOGIT = -1e4
+"""Logit of a spare row: its softmax is exactly 0, and unlike infinity it makes no NaN."""
+
+
+class IncrementalNetwork(nn.Module):
+    """Maps uint8 images N x C x H x W to logits, one column per class; the columns of one head stand together."""
+
+    mean_image: Tensor
+    head_of_class: Tensor
+
+    def __init__(self, features: nn.Module, feature_size: int, mean_image: Tensor, pixel_scale: float) -> None:
+        super().__init__()
+        self.features = features
+        self.feature_size = feature_size
+        self.pixel_scale = pixel_scale
+        self.head_sizes: list[int] = []
+        self.weight = nn.Parameter(torch.empty(0, feature_size))
+        self.bias = nn.Parameter(torch.empty(0))
+        self.register_buffer("mean_image", mean_image)
+        self.register_buffer("head_of_class", torch.empty(0, dtype=torch.long))
+
+    @property
+    def classes(self) -> int:
+        """Classes learnt so far; the columns beyond are spare."""
+        return sum(self.head_sizes)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` classes in all."""
+        extra = rows - len(self.bias)
+        if extra > 0:
+            self.weight = nn.Parameter(F.pad(self.weight.detach(), (0, 0, 0, extra)))
+            self.bias = nn.Parameter(F.pad(self.bias.detach(), (0, extra)))
+            self.head_of_class = self._segments(rows)
+
+    def add_head(self, size: int, generator: torch.Generator) -> None:
+        """A fresh linear layer for `size` new classes; the feature extractor and the old heads stay as they are."""
+        start = self.classes
+        self.reserve(start + size)
+        self.head_sizes.append(size)
+        self.head_of_class.copy_(self._segments(len(self.bias)))
+        bound = self.feature_size**-0.5
+        with torch.no_grad():
+            self.weight[start : start + size].uniform_(-bound, bound, generator=generator)
+            self.bias[start : start + size].zero_()
+
+    def _segments(self, rows: int) -> Tensor:
+        """The head of each row; spare rows form one segment of their own, number `rows`."""
+        spare = rows - self.classes
+        heads = torch.arange(len(self.head_sizes)).repeat_interleave(torch.tensor(self.head_sizes, dtype=torch.long))
+        return torch.cat([heads, torch.full((spare,), rows)]).to(self.bias.device)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Pixels divided by `pixel_scale`, less the mean image [5]."""
+        return images.to(self.mean_image.dtype) / self.pixel_scale - self.mean_image
+
+    def forward(self, images: Tensor) -> Tensor:
+        features_ND = self.features(self.normalise(images))
+        with torch.autocast(features_ND.device.type, enabled=False):
+            logits_NC = F.linear(features_ND.to(self.weight.dtype), self.weight, self.bias)
+        return logits_NC.masked_fill(self.head_of_class == len(self.bias), SPARE_LOGIT)
+
+    def predict_features(self, images: Tensor) -> Tensor:
+        """Features N x D in evaluation mode."""
+        return self._in_batches(images, lambda part: self.features(self.normalise(part)).to(self.weight.dtype))
+
+    def predict_logits(self, images: Tensor) -> Tensor:
+        """Logits of the classes learnt so far, in evaluation mode."""
+        return self._in_batches(images, lambda part: self(part)[:, : self.classes])
+
+    @torch.no_grad()
+    def _in_batches(self, images: Tensor, function: Callable[[Tensor], Tensor], batch_size: int = 512) -> Tensor:
+        training = self.training
+        self.eval()
+        try:
+            return torch.cat([function(part.to(self.bias.device)) for part in images.split(batch_size)])
+        finally:
+            self.train(training)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A copy of every weight and statistic, without spare rows; `load_tensors` takes it back."""
+        state = {name: tensor.detach().clone() for name, tensor in self.state_dict().items() if name != "head_of_class"}
+        return state | {name: state[name][: self.classes].clone() for name in ("weight", "bias")}
+
+    def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+        """Become the network that gave `tensors`; raises RuntimeError or KeyError if they do not fit."""
+        self.head_sizes = list(head_sizes)
+        self.reserve(self.classes)
+        self.head_of_class.copy_(self._segments(len(self.bias)))
+        spare = len(self.bias) - self.classes
+        padded = {
+            "weight": F.pad(tensors["weight"], (0, 0, 0, spare)),
+            "bias": F.pad(tensors["bias"], (0, spare)),
+            "head_of_class": self.head_of_class,
+        }
+        self.load_state_dict({**tensors, **padded})

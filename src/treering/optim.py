@@ -1,0 +1,77 @@
+"""Stochastic gradient descent with momentum, norm-scaled decay and gradient noise [5], as the released code does it.
+
+All parameters of the network become views of one flat tensor, so that an update is a handful of operations whatever
+the number of layers and heads. Learning rate and noise level are device tensors: a captured step reads them afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from treering.network import IncrementalNetwork
+from treering.recipe import Optimizer
+
+
+def noise_deviation(settings: Optimizer, epoch: int, batch_size: int) -> float:
+    """Deviation of the noise on the mean gradient: on the sum over the batch it is eta / (1 + epoch)^gamma."""
+    return settings.noise_eta / (1 + epoch) ** settings.noise_gamma / batch_size
+
+
+class SGD:
+    """The optimiser of one network. Heads and parameters may not be added while it is in use."""
+
+    def __init__(self, network: IncrementalNetwork, settings: Optimizer, generator: torch.Generator) -> None:
+        self.settings = settings
+        self.generator = generator
+        self.network = network
+        self.parameters: list[nn.Parameter] = [part for part in network.parameters() if part.requires_grad]
+        self.values = torch.cat([part.detach().flatten() for part in self.parameters])
+        offset = 0
+        for part in self.parameters:
+            part.data = self.values[offset : offset + part.numel()].view_as(part)
+            offset += part.numel()
+        self.momentum = torch.zeros_like(self.values)
+        self.lr = self.values.new_zeros(())
+        self.noise = self.values.new_zeros(())
+
+        # Decay applies to weight tensors only (not to batch-norm or biases). Group 0: no decay; then one group per
+        # weight tensor of the feature extractor; then one per row of the heads' matrix.
+        self.decayed: list[Tensor] = [part for part in self.parameters if part.ndim > 1 and part is not network.weight]
+        number = {id(part): index for index, part in enumerate(self.decayed, start=1)}
+        rows = torch.arange(len(network.bias)).repeat_interleave(network.feature_size) + len(self.decayed) + 1
+        groups = [
+            rows if part is network.weight else torch.full((part.numel(),), number.get(id(part), 0))
+            for part in self.parameters
+        ]
+        self.group_of_element = torch.cat(groups).to(self.values.device)
+
+    def start_epoch(self, lr: float, epoch: int, batch_size: int) -> None:
+        """Set the learning rate and the noise of `epoch`, counted from 1 over all stages of a step."""
+        self.lr.fill_(lr)
+        self.noise.fill_(noise_deviation(self.settings, epoch, batch_size))
+        if self.settings.reset_momentum:
+            self.momentum.zero_()
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One update from the mean gradients of a batch, in the order of `parameters`."""
+        gradient = torch.cat([part.flatten() for part in gradients])
+        if self.settings.noise_eta:
+            gradient += self.noise * torch.empty_like(gradient).normal_(generator=self.generator)
+        if self.settings.weight_decay:
+            gradient.addcmul_(self._decay_of_element(), self.values, value=self.settings.weight_decay)
+        self.momentum.mul_(self.settings.momentum).add_(gradient)
+        self.values.addcmul_(self.momentum, self.lr, value=-1)
+
+    def _decay_of_element(self) -> Tensor:
+        """What multiplies lambda * w: |w|^2 of w's own tensor (each head is a tensor of its own) or, if plain, 1."""
+        if self.settings.decay == "plain":
+            return (self.group_of_element > 0).to(self.values.dtype)
+        tensors = [torch.stack(torch._foreach_norm(self.decayed)).square()] if self.decayed else []
+        head_of_row = self.network.head_of_class
+        rows = self.network.weight.square().sum(1)
+        heads = rows.new_zeros(len(rows) + 1).index_add(0, head_of_row, rows)
+        return torch.cat([rows.new_zeros(1), *tensors, heads[head_of_row]])[self.group_of_element]

@@ -1,0 +1,225 @@
+"""Every setting of a run, each constant of the paper beside the section that gives it.
+
+A recipe is a frozen dataclass, so it is the configuration, the record in a model folder and the TOML file at once.
+Ablations are settings: `augmentation.kind = "none"`, `balanced.epochs = 0`, another `memory.selection` or budget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from treering.errors import TreeringError
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise TreeringError(message)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long one stage trains and at which learning rate."""
+
+    epochs: int
+    """Passes over the stage's training set; 0 leaves the stage out."""
+    lr: float
+    """Learning rate of the first epoch."""
+    drop_at: tuple[int, ...] = ()
+    """Epochs, counted from 0 within the stage, from which the learning rate is divided (once more) by `drop_factor`."""
+    drop_factor: float = 10.0
+    """What each drop divides the learning rate by."""
+
+    def __post_init__(self) -> None:
+        _require(self.epochs >= 0, f"epochs must be 0 or more, not {self.epochs}")
+        _require(self.lr > 0, f"lr must be above 0, not {self.lr}")
+        _require(self.drop_factor > 0, f"drop_factor must be above 0, not {self.drop_factor}")
+
+    def lr_at(self, epoch: int) -> float:
+        """The learning rate of `epoch`, counted from 0 within the stage."""
+        return self.lr / self.drop_factor ** sum(epoch >= drop for drop in self.drop_at)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Stochastic gradient descent [5]."""
+
+    batch_size: int = 128
+    """Images per mini-batch [5]."""
+    momentum: float = 0.9
+    """[5]"""
+    reset_momentum: bool = True
+    """Start every epoch with an empty momentum buffer, as the released code does."""
+    weight_decay: float = 1e-4
+    """[5]"""
+    decay: Literal["norm-scaled", "plain"] = "norm-scaled"
+    """norm-scaled, as the released code: add weight_decay * |w|^2 * w per weight tensor; plain: weight_decay * w."""
+    noise_eta: float = 0.3
+    """Gradient noise: deviation eta / (1 + epoch)^gamma on the gradient summed over the batch [5]; 0 turns it off."""
+    noise_gamma: float = 0.55
+    """[5]"""
+
+    def __post_init__(self) -> None:
+        _require(self.batch_size >= 2, f"batch_size must be 2 or more (batch normalisation), not {self.batch_size}")
+        _require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, not {self.momentum}")
+        _require(self.weight_decay >= 0, f"weight_decay must be 0 or more, not {self.weight_decay}")
+        _require(self.noise_eta >= 0, f"noise_eta must be 0 or more, not {self.noise_eta}")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many exemplars the memory may hold [3.1] and which it picks."""
+
+    kind: Literal["total", "per-class"] = "total"
+    """total: `size` exemplars in all, shared by the classes; per-class: `size` for each class, so the memory grows."""
+    size: int = 2000
+    """K [5]: 2000 for CIFAR-100, 20000 for ImageNet."""
+    selection: Literal["herding", "random", "histogram"] = "herding"
+    """The rule that ranks a class's images [3.1, 6.3]."""
+
+    def __post_init__(self) -> None:
+        _require(self.size >= 1, f"the memory must hold at least 1 image, not {self.size}")
+
+    def quota(self, classes: int) -> int:
+        """Exemplars per class with `classes` classes in memory: n = floor(K / c) [3.1], never more than K in all."""
+        if self.kind == "per-class":
+            return self.size
+        if self.size < classes:
+            raise TreeringError(
+                f"a memory of {self.size} images cannot hold {classes} classes: set memory to at least {classes}"
+            )
+        return self.size // classes
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How a stage's training images are multiplied before it trains [5]."""
+
+    kind: Literal["twelvefold", "twofold", "none"] = "twelvefold"
+    """twelvefold for small images [6], twofold for large ones [7]."""
+    brightness: float = 63.0
+    """Largest change of intensity, of 255 [5]."""
+    contrast: tuple[float, float] = (0.2, 1.8)
+    """Range of the contrast factor [5]."""
+    padding: int = 4
+    """twelvefold: zero pixels added on each side before a random crop back to the image's own size."""
+    crop_size: int = 224
+    """twofold: side of the network's input; images are held larger (256) and cropped or resized to it [7]."""
+
+    def __post_init__(self) -> None:
+        _require(len(self.contrast) == 2, f"contrast must be a range of two numbers, not {self.contrast}")
+        _require(self.padding >= 0, f"padding must be 0 or more, not {self.padding}")
+        _require(self.crop_size >= 1, f"crop_size must be 1 or more, not {self.crop_size}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every setting of a run. The defaults are the paper's for CIFAR-100."""
+
+    method: str = "eeil"
+    """How a step is learnt: a name in `treering.methods.METHODS`."""
+    backbone: str = "resnet32"
+    """The feature extractor: a name in `treering.backbones.BACKBONES`, or "custom" for a module given in Python."""
+    temperature: float = 2.0
+    """T of the distillation loss [3.2]."""
+    pixel_scale: float = 255.0
+    """Pixels are divided by this before the mean image is subtracted: 255 for CIFAR-100, 1 for ImageNet [5]."""
+    training: Schedule = Schedule(epochs=40, lr=0.1, drop_at=(10, 20, 30))
+    """Stage 2 [5]."""
+    balanced: Schedule = Schedule(epochs=30, lr=0.01, drop_at=(10, 20))
+    """Stage 3, balanced fine-tuning [5]."""
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    memory: Budget = field(default_factory=Budget)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def __post_init__(self) -> None:
+        _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
+        _require(self.pixel_scale > 0, f"pixel_scale must be above 0, not {self.pixel_scale}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain tables, lists and scalars, as TOML and JSON hold them."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> Recipe:
+        """The recipe that `table` describes; what it leaves out keeps its default."""
+        return _build(cls, table, cls(), "")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Recipe:
+        """Read a TOML file."""
+        try:
+            return cls.from_dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise TreeringError(f"cannot read the recipe {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise TreeringError(f"{path} is not a TOML file: {error}") from None
+        except TreeringError as error:
+            raise TreeringError(f"{path}: {error}") from None
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write every setting, defaults included, as a TOML file."""
+        Path(path).write_text(self.to_toml(), encoding="utf-8")
+
+    def to_toml(self) -> str:
+        """Every setting, defaults included, as TOML."""
+        table = self.to_dict()
+        lines = [f"{key} = {_toml(value)}" for key, value in table.items() if not isinstance(value, dict)]
+        for name, section in table.items():
+            if isinstance(section, dict):
+                lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in section.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    # JSON's strings, numbers, booleans and arrays of these are TOML's too.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _build(cls: type, table: Mapping[str, Any], defaults: Any, where: str) -> Any:
+    """An instance of dataclass `cls` from `table`, with every key and type checked; `where` prefixes keys in errors."""
+    hints = typing.get_type_hints(cls)
+    changes = {}
+    for key, value in table.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
+            hint = (
+                f"did you mean {where}{near[0]}?"
+                if near
+                else f"valid keys: {', '.join(where + name for name in hints)}"
+            )
+            raise TreeringError(f"unknown setting {where}{key}; {hint}")
+        changes[key] = _checked(value, hints[key], getattr(defaults, key), where + key)
+    try:
+        return dataclasses.replace(defaults, **changes)
+    except TreeringError as error:
+        raise TreeringError(f"{where}{error}") from None
+
+
+def _checked(value: Any, hint: Any, default: Any, name: str) -> Any:
+    """`value` as a setting of type `hint`, or an error that names it."""
+    if dataclasses.is_dataclass(hint):
+        _require(isinstance(value, Mapping), f"{name} must be a table [{name}], not {value!r}")
+        return _build(typing.cast(type, hint), value, default, f"{name}.")
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        near = difflib.get_close_matches(str(value), arguments, n=1, cutoff=0.4)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        _require(value in arguments, f"{name} must be one of {', '.join(map(repr, arguments))}, not {value!r}{meant}")
+        return value
+    if origin is tuple:
+        _require(isinstance(value, list | tuple), f"{name} must be a list, not {value!r}")
+        return tuple(_checked(item, arguments[0], None, name) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    _require(type(value) is hint, f"{name} must be {words[hint]}, not {value!r}")
+    return value
