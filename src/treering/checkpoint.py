@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import re
-import tempfile
 from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import treering
-from treering import backbones, methods
+from treering import backbones, files, methods
 from treering.errors import TreeringError
 from treering.recipe import Recipe
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 FORMAT = "treering model"
 FORMAT_VERSION = 1
-TEMPORARY = ".tmp-"
 KEPT = ("manifest.json", ".lock")
 OURS = re.compile(
     r"manifest\.json|\.lock|memory|\.tmp-.*|weights-[0-9a-f]{12}\.safetensors|history-[0-9a-f]{12}\.jsonl"
@@ -63,7 +61,7 @@ def save(learner: Learner, folder: str | os.PathLike[str]) -> None:
     try:
         _make_folder(path)
         with filelock.FileLock(path / ".lock", timeout=0):
-            files = _write_files(path, learner)
+            entries = _write_files(path, learner)
             manifest = {
                 "format": FORMAT,
                 "format_version": FORMAT_VERSION,
@@ -77,10 +75,10 @@ def save(learner: Learner, folder: str | os.PathLike[str]) -> None:
                     "device": method.generator.device.type,
                     "state": method.generator.get_state().numpy().tobytes().hex(),
                 },
-                "files": files,
+                "files": entries,
                 "versions": _versions(),
             }
-            _write(path / "manifest.json", _sealed(manifest))
+            files.write(path / "manifest.json", _sealed(manifest))
             _remove_unnamed(path, manifest)
     except filelock.Timeout:
         raise TreeringError(f"another process is writing {path}: wait until it has ended, then save again") from None
@@ -108,7 +106,7 @@ def _read_learner(
     cls: type[Learner], path: Path, manifest: dict[str, Any], backbone: nn.Module | None, device: str
 ) -> Learner:
     recipe = Recipe.from_dict(manifest["recipe"])
-    files = manifest["files"]
+    entries = manifest["files"]
     custom = recipe.backbone == "custom"
     if custom and backbone is None:
         raise TreeringError(
@@ -118,22 +116,24 @@ def _read_learner(
         raise TreeringError(
             f"{path} was learnt with the backbone {recipe.backbone}: load it without a backbone of your own"
         )
-    tensors = safetensors.torch.load(_read(path, files["weights"]))
+    tensors = safetensors.torch.load(_read(path, entries["weights"]))
     channels = manifest["image_shape"][0]
     features = (
         copy.deepcopy(backbone).cpu() if backbone else backbones.build(recipe.backbone, channels, manifest["seed"])
     )
     learner = cls(backbone=backbone, recipe=recipe, seed=manifest["seed"], device=device)
-    method = methods.create(recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], device)
+    method = methods.create(
+        recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], methods.find_device(device)
+    )
     try:
         method.network.load_tensors(manifest["head_sizes"], tensors)
     except (RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {reason}") from None
     place = method.network.bias.device
-    for label, entries in enumerate(files["memory"]):
-        if entries:
-            images = [_decode(_read(path, entry)) for entry in entries]
+    for label, ranked in enumerate(entries["memory"]):
+        if ranked:
+            images = [_decode(_read(path, entry)) for entry in ranked]
             method.memory.store(label, torch.stack(images).to(place))
     generator = manifest["generator"]
     if generator["device"] == place.type:
@@ -141,7 +141,7 @@ def _read_learner(
     learner._method = method
     learner._image_shape = tuple(manifest["image_shape"])
     learner._classes = manifest["classes"]
-    learner._history = [json.loads(line) for line in _read(path, files["history"]).splitlines()][: manifest["steps"]]
+    learner._history = [json.loads(line) for line in _read(path, entries["history"]).splitlines()][: manifest["steps"]]
     return learner
 
 
@@ -171,28 +171,8 @@ def _put(path: Path, prefix: str, content: bytes, suffix: str) -> dict[str, str]
     file = path / name
     if not (file.is_file() and file.read_bytes() == content):
         file.parent.mkdir(parents=True, exist_ok=True)
-        _write(file, content)
+        files.write(file, content)
     return {"name": name, "sha256": checksum}
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Replace `file` in one rename, after its content has reached the disk."""
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=file.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    if os.name == "posix":  # the rename itself reaches the disk with the folder
-        folder = os.open(file.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _read(path: Path, entry: dict[str, str]) -> bytes:
@@ -260,9 +240,9 @@ def _make_folder(path: Path) -> None:
 
 def _remove_unnamed(path: Path, manifest: dict[str, Any]) -> None:
     """Delete the files of earlier versions and of writers that died; files that are not ours stay."""
-    files = manifest["files"]
-    entries = [files["weights"], files["history"], *(entry for part in files["memory"] for entry in part)]
-    named = {entry["name"] for entry in entries}
+    entries = manifest["files"]
+    ranked = [entry for part in entries["memory"] for entry in part]
+    named = {entry["name"] for entry in (entries["weights"], entries["history"], *ranked)}
     for file in [*path.glob("*"), *path.glob("memory/*/*")]:
         ours = file.parent != path or OURS.fullmatch(file.name)
         if ours and file.is_file() and file.name not in KEPT and file.relative_to(path).as_posix() not in named:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 import treering
 from treering.errors import TreeringError
+from treering.recipe import Recipe
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console()
@@ -38,6 +39,23 @@ def demo(
     from treering import demo as digits_demo
 
     digits_demo.run(console, out, order)
+
+
+@app.command()
+def run(
+    recipes: Annotated[list[str], typer.Argument(help="TOML files, or names of ready recipes such as cifar100-10.")],
+    data: Annotated[Path, typer.Option(help="Folder that holds the datasets.")] = Path("data"),
+    results: Annotated[Path, typer.Option(help="Folder for the result files.")] = Path("results"),
+    download: Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")] = False,
+    change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: run.order=1.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """One method over one dataset's stream for each recipe; on a GPU all of them at once."""
+    from treering.experiments import console as experiments_console
+
+    chosen = [Recipe.find(name).changed(change or []) for name in recipes]
+    if not experiments_console.run(console, chosen, data, results, download, device):
+        sys.exit(1)
 
 
 def main() -> None:

@@ -16,17 +16,11 @@ from treering import learner, metrics
 from treering.data import digits
 from treering.data.stream import Dataset, class_order, split_steps
 from treering.errors import TreeringError
-from treering.recipe import Augmentation, Budget, Recipe, Schedule
+from treering.recipe import Recipe
 
 CLASSES_PER_STEP = 2
 
-RECIPE = Recipe(
-    backbone="small",
-    training=Schedule(epochs=8, lr=0.1, drop_at=(4, 6)),
-    balanced=Schedule(epochs=6, lr=0.01, drop_at=(3,)),
-    memory=Budget(size=100),
-    augmentation=Augmentation(padding=1),
-)
+RECIPE = Recipe.find("digits")
 """The paper's method for 8 x 8 images: a small network, fewer epochs, 100 exemplars, crops that shift by one pixel."""
 
 TITLES = {"eeil": "EEIL", "finetune": "plain fine-tuning"}

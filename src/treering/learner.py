@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from treering import augment, backbones, inputs, methods
 from treering.errors import TreeringError
 from treering.methods.base import Method, Step
+from treering.network import mean_image
 from treering.recipe import Budget, Recipe
 from treering.trainer import EpochReport
 
@@ -201,9 +202,9 @@ class Learner:
             module = copy.deepcopy(self.backbone).cpu()
         else:
             module = backbones.build(recipe.backbone, inside.shape[1], self.seed)
-        # The mean image comes from the first step and never changes: later data must not leak backwards.
-        mean_image = (inside.sum(0, dtype=torch.float64) / len(inside) / recipe.pixel_scale).float()
-        return methods.create(recipe, module, mean_image, self.seed, self.device)
+        return methods.create(
+            recipe, module, mean_image(inside, recipe.pixel_scale), self.seed, methods.find_device(self.device)
+        )
 
     def _check_shape(self, pixels: Tensor) -> None:
         if self._method is not None and tuple(pixels.shape[1:]) != self._image_shape:

@@ -16,6 +16,11 @@ SPARE_LOGIT = -1e4
 """Logit of a spare row: its softmax is exactly 0, and unlike infinity it makes no NaN."""
 
 
+def mean_image(images: Tensor, pixel_scale: float) -> Tensor:
+    """What normalisation subtracts [5]. It is the first step's for good: later data must not leak backwards."""
+    return (images.sum(0, dtype=torch.float64) / len(images) / pixel_scale).float()
+
+
 class IncrementalNetwork(nn.Module):
     """Maps uint8 images N x C x H x W to logits, one column per class; the columns of one head stand together."""
 
@@ -27,6 +32,8 @@ class IncrementalNetwork(nn.Module):
         self.features = features
         self.feature_size = feature_size
         self.pixel_scale = pixel_scale
+        self.mixed_precision = False
+        """Extract features in bfloat16 (on a GPU); heads and losses stay in float32."""
         self.head_sizes: list[int] = []
         self.weight = nn.Parameter(torch.empty(0, feature_size))
         self.bias = nn.Parameter(torch.empty(0))
@@ -68,14 +75,22 @@ class IncrementalNetwork(nn.Module):
         return images.to(self.mean_image.dtype) / self.pixel_scale - self.mean_image
 
     def forward(self, images: Tensor) -> Tensor:
-        features_ND = self.features(self.normalise(images))
-        with torch.autocast(features_ND.device.type, enabled=False):
-            logits_NC = F.linear(features_ND.to(self.weight.dtype), self.weight, self.bias)
+        return self.logits(self.extract(images))
+
+    def extract(self, images: Tensor) -> Tensor:
+        """Features N x D."""
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.mixed_precision):
+            features_ND = self.features(self.normalise(images))
+        return features_ND.to(self.weight.dtype)
+
+    def logits(self, features_ND: Tensor) -> Tensor:
+        """One column per row of the heads' matrix, spare ones included."""
+        logits_NC = F.linear(features_ND, self.weight, self.bias)
         return logits_NC.masked_fill(self.head_of_class == len(self.bias), SPARE_LOGIT)
 
     def predict_features(self, images: Tensor) -> Tensor:
         """Features N x D in evaluation mode."""
-        return self._in_batches(images, lambda part: self.features(self.normalise(part)).to(self.weight.dtype))
+        return self._in_batches(images, self.extract)
 
     def predict_logits(self, images: Tensor) -> Tensor:
         """Logits of the classes learnt so far, in evaluation mode."""

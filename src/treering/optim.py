@@ -28,10 +28,11 @@ class SGD:
         self.generator = generator
         self.network = network
         self.parameters: list[nn.Parameter] = [part for part in network.parameters() if part.requires_grad]
-        self.values = torch.cat([part.detach().flatten() for part in self.parameters])
+        self.orders = [_storage_order(part) for part in self.parameters]
+        self.values = self._flat([part.detach() for part in self.parameters])
         offset = 0
         for part in self.parameters:
-            part.data = self.values[offset : offset + part.numel()].view_as(part)
+            part.data = self.values.as_strided(part.shape, part.stride(), offset)
             offset += part.numel()
         self.momentum = torch.zeros_like(self.values)
         self.lr = self.values.new_zeros(())
@@ -58,13 +59,17 @@ class SGD:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One update from the mean gradients of a batch, in the order of `parameters`."""
-        gradient = torch.cat([part.flatten() for part in gradients])
+        gradient = self._flat(gradients)
         if self.settings.noise_eta:
             gradient += self.noise * torch.empty_like(gradient).normal_(generator=self.generator)
         if self.settings.weight_decay:
             gradient.addcmul_(self._decay_of_element(), self.values, value=self.settings.weight_decay)
         self.momentum.mul_(self.settings.momentum).add_(gradient)
         self.values.addcmul_(self.momentum, self.lr, value=-1)
+
+    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
+        """One element after another as the parameters' memory has them, whatever their memory format."""
+        return torch.cat([part.permute(order).flatten() for part, order in zip(tensors, self.orders, strict=True)])
 
     def _decay_of_element(self) -> Tensor:
         """What multiplies lambda * w: |w|^2 of w's own tensor (each head is a tensor of its own) or, if plain, 1."""
@@ -75,3 +80,8 @@ class SGD:
         rows = self.network.weight.square().sum(1)
         heads = rows.new_zeros(len(rows) + 1).index_add(0, head_of_row, rows)
         return torch.cat([rows.new_zeros(1), *tensors, heads[head_of_row]])[self.group_of_element]
+
+
+def _storage_order(tensor: Tensor) -> list[int]:
+    """The dimensions of a dense tensor from the slowest to the fastest in memory."""
+    return sorted(range(tensor.ndim), key=lambda dimension: -tensor.stride()[dimension])

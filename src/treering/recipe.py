@@ -11,9 +11,11 @@ import difflib
 import json
 import os
 import tomllib
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,6 +123,23 @@ class Augmentation:
 
 
 @dataclass(frozen=True)
+class Run:
+    """The stream that `treering run` learns; a `Learner` has no use for it."""
+
+    dataset: str = "cifar100"
+    """A name in `treering.data.DATASETS`."""
+    classes_per_step: int | tuple[int, ...] = 10
+    """One number for steps of one size, or the size of each step."""
+    order: int = 0
+    """Class order i is drawn with seed 1993 + i; 0 is the one most of the literature uses."""
+    seed: int = 0
+    """Of weights, augmentation, batches and noise."""
+
+    def __post_init__(self) -> None:
+        _require(self.order >= 0, f"order must be 0 or more, not {self.order}")
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Every setting of a run. The defaults are the paper's for CIFAR-100."""
 
@@ -132,6 +151,8 @@ class Recipe:
     """T of the distillation loss [3.2]."""
     pixel_scale: float = 255.0
     """Pixels are divided by this before the mean image is subtracted: 255 for CIFAR-100, 1 for ImageNet [5]."""
+    engine: Literal["fast", "eager"] = "fast"
+    """On a GPU, fast is bfloat16, channels-last, compiled and captured; eager is plain float32, as on every CPU."""
     training: Schedule = Schedule(epochs=40, lr=0.1, drop_at=(10, 20, 30))
     """Stage 2 [5]."""
     balanced: Schedule = Schedule(epochs=30, lr=0.01, drop_at=(10, 20))
@@ -139,6 +160,7 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
     memory: Budget = field(default_factory=Budget)
     augmentation: Augmentation = field(default_factory=Augmentation)
+    run: Run = field(default_factory=Run)
 
     def __post_init__(self) -> None:
         _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
@@ -164,6 +186,35 @@ class Recipe:
             raise TreeringError(f"{path} is not a TOML file: {error}") from None
         except TreeringError as error:
             raise TreeringError(f"{path}: {error}") from None
+
+    @classmethod
+    def find(cls, name: str) -> Recipe:
+        """A TOML file by its path, or a ready recipe by its name."""
+        ready = {file.name.removesuffix(".toml"): file for file in files("treering.recipes").iterdir()}
+        ready = {key: file for key, file in ready.items() if file.name.endswith(".toml")}
+        if name in ready:
+            return cls.from_dict(tomllib.loads(ready[name].read_text(encoding="utf-8")))
+        if not name.endswith(".toml") and not Path(name).exists():
+            near = difflib.get_close_matches(name, ready, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"ready recipes: {', '.join(sorted(ready))}"
+            raise TreeringError(f"no file and no ready recipe is called {name}; {hint}")
+        return cls.read(name)
+
+    def changed(self, settings: Sequence[str]) -> Recipe:
+        """A copy with changes such as "run.order=1"; values are written as in TOML, texts may go without quotes."""
+        table = self.to_dict()
+        for setting in settings:
+            key, equals, text = setting.partition("=")
+            _require(bool(equals), f"{setting!r} is not a change of a setting: write it as key=value")
+            section, _, name = key.strip().rpartition(".")
+            try:
+                value = tomllib.loads(f"value = {text}")["value"]
+            except tomllib.TOMLDecodeError:
+                value = text.strip()
+            place = table.setdefault(section, {}) if section else table
+            _require(isinstance(place, dict), f"unknown setting {key.strip()}")
+            place[name] = value
+        return Recipe.from_dict(table)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write every setting, defaults included, as a TOML file."""
@@ -215,6 +266,9 @@ def _checked(value: Any, hint: Any, default: Any, name: str) -> Any:
         meant = f"; did you mean {near[0]!r}?" if near else ""
         _require(value in arguments, f"{name} must be one of {', '.join(map(repr, arguments))}, not {value!r}{meant}")
         return value
+    if origin is types.UnionType:
+        hint = next((kind for kind in arguments if isinstance(value, list | tuple) == (kind is not int)), hint)
+        return _checked(value, hint, default, name)
     if origin is tuple:
         _require(isinstance(value, list | tuple), f"{name} must be a list, not {value!r}")
         return tuple(_checked(item, arguments[0], None, name) for item in value)

@@ -1,8 +1,15 @@
-"""The one training loop that every method shares."""
+"""The one training loop that every method shares: eager on the CPU, captured CUDA graphs on a GPU.
+
+A captured step holds the whole of it (gather, forward, backward, noise, decay, momentum, update) and is captured once:
+its tensors have room for every later stage, so that stages and steps differ only in what these hold.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,8 +20,16 @@ from treering.network import IncrementalNetwork
 from treering.optim import SGD
 from treering.recipe import Optimizer, Schedule
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(logits, labels, soft targets) of a batch -> its loss."""
+logger = logging.getLogger(__name__)
+
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(logits, labels, soft targets, head of each class) of a batch -> its loss."""
+
+WARM_UP_STEPS = 3
+"""Eager steps before a capture: they compile, pick algorithms and allocate. Their effect is undone."""
+
+_capturing = threading.Lock()
+"""Compilation and capture are for one thread at a time; other runs of the process go on replaying theirs."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,26 @@ class TrainingSet:
     """N columns."""
     targets: Tensor
     """N x columns: soft targets of the distilled heads, zeros elsewhere."""
+
+    def fits_into(self, other: TrainingSet) -> bool:
+        """Whether `other` has room for this: as many images or more, all else of the same shape."""
+        return len(self.images) <= len(other.images) and all(
+            mine.shape[1:] == theirs.shape[1:]
+            for mine, theirs in ((self.images, other.images), (self.targets, other.targets))
+        )
+
+    def with_room(self, count: int) -> TrainingSet:
+        """A copy with room for `count` images."""
+        room = TrainingSet(
+            *(part.new_zeros(count, *part.shape[1:]) for part in (self.images, self.labels, self.targets))
+        )
+        room.take(self)
+        return room
+
+    def take(self, other: TrainingSet) -> None:
+        """Overwrite the first images, labels and targets with those of `other`."""
+        for mine, theirs in ((self.images, other.images), (self.labels, other.labels), (self.targets, other.targets)):
+            mine[: len(theirs)].copy_(theirs)
 
 
 @dataclass(frozen=True)
@@ -42,38 +77,120 @@ class EpochReport:
     """The loss of each batch, on the training device: reading it waits for the epoch to end."""
 
 
+@dataclass(frozen=True)
+class FitState:
+    """Where a training stands after an epoch: all that is needed to go on exactly from there."""
+
+    number: int
+    """Which `fit` of the step, from 0."""
+    epoch: int
+    """Epochs done."""
+    tensors: dict[str, Tensor]
+    momentum: Tensor
+    generator: Tensor
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """An unfinished step: the training it is in and how the one before it ended."""
+
+    current: FitState
+    previous: FitState | None
+
+
+def batch_plan(count: int, settings: Optimizer) -> tuple[int, int]:
+    """Batch size and batches of an epoch over `count` images.
+
+    Every batch is full: the last is filled up with the epoch's first images, so that all shapes are constant.
+    """
+    batch_size = max(2, min(settings.batch_size, count))
+    return batch_size, math.ceil(count / batch_size)
+
+
 class Trainer:
     """Trains one network, stage by stage, drawing everything random from one generator."""
 
-    def __init__(self, network: IncrementalNetwork, settings: Optimizer, generator: torch.Generator) -> None:
+    def __init__(
+        self, network: IncrementalNetwork, settings: Optimizer, generator: torch.Generator, captured: bool
+    ) -> None:
         self.network = network
         self.settings = settings
         self.generator = generator
         self.on_epoch: Callable[[EpochReport], None] = lambda report: None
+        self.room = 0
+        """Training images of the largest stage to come, where that is known: saves capturing anew for a larger one."""
+        self.captured = captured
+        self._step: CapturedStep | None = None
+        self.start_step(None)
+
+    def start_step(self, resume: InFlight | None) -> None:
+        """Begin a step, or go on with one: its `fit` calls up to `resume` then only restore what they had led to."""
+        self._resume = resume
+        self._fits = 0
+        self._previous: FitState | None = None
+        self._now: Callable[[], FitState] | None = None
+
+    def in_flight(self) -> InFlight:
+        """The state after the epoch just reported, to be handed to `start_step`; for use inside `on_epoch`."""
+        assert self._now is not None
+        return InFlight(self._now(), self._previous)
 
     def fit(
         self, stage: str, training_set: TrainingSet, schedule: Schedule, loss: Loss, epochs_before: int = 0
     ) -> None:
         """Train for the whole `schedule`; `epochs_before` in this step count on for the gradient noise."""
+        number, self._fits = self._fits, self._fits + 1
+        if self._resume and number < self._resume.current.number:
+            if self._resume.previous and number == self._resume.previous.number:
+                self._previous = self._resume.previous
+                self._restore(self._previous)
+            return
         count = len(training_set.images)
-        # Every batch is full: the last is filled up with the epoch's first images, so that all shapes are constant.
-        batch_size = max(2, min(self.settings.batch_size, count))
-        batches = math.ceil(count / batch_size)
-        step = TrainingStep(
-            self.network, SGD(self.network, self.settings, self.generator), loss, training_set, batch_size
-        )
+        batch_size, batches = batch_plan(count, self.settings)
         self.network.train()
         try:
-            for epoch in range(schedule.epochs):
+            step = self._training_step(training_set, loss, batch_size)
+            epochs_done = 0
+            if self._resume:
+                epochs_done = self._resume.current.epoch
+                self._restore(self._resume.current)
+                step.optimizer.momentum.copy_(self._resume.current.momentum)
+                self._resume = None
+            for epoch in range(epochs_done, schedule.epochs):
                 step.optimizer.start_epoch(schedule.lr_at(epoch), epochs_before + epoch + 1, batch_size)
                 order = torch.randperm(count, generator=self.generator, device=self.generator.device)
-                step.start_epoch(order.repeat(2)[: batches * batch_size] if count > 1 else order.repeat(batch_size))
+                step.start_epoch(order.repeat(2)[: batches * batch_size])
                 for _ in range(batches):
                     step()
-                report = EpochReport(stage, epoch + 1, schedule.epochs, batches * batch_size, step.losses[:batches])
-                self.on_epoch(report)
+                self._now = functools.partial(self._state, number, epoch + 1, step)
+                self.on_epoch(
+                    EpochReport(stage, epoch + 1, schedule.epochs, batches * batch_size, step.losses[:batches])
+                )
+            self._previous = self._state(number, schedule.epochs, step)
         finally:
             self.network.eval()
+
+    def _training_step(self, training_set: TrainingSet, loss: Loss, batch_size: int) -> TrainingStep:
+        """A step over `training_set`: the captured one if it still serves, else a new one."""
+        if self._step and self._step.serves(training_set, loss, batch_size):
+            self._step.training_set.take(training_set)
+            self._step.optimizer.momentum.zero_()
+            return self._step
+        self._step = None  # frees an old graph's memory first
+        optimizer = SGD(self.network, self.settings, self.generator)
+        if not self.captured:
+            return TrainingStep(self.network, optimizer, loss, training_set, batch_size)
+        room = training_set.with_room(max(self.room, len(training_set.images)))
+        self._step = CapturedStep(self.network, optimizer, loss, room, batch_size)
+        return self._step
+
+    def _state(self, number: int, epoch: int, step: TrainingStep) -> FitState:
+        momentum, generator = step.optimizer.momentum.clone(), self.generator.get_state()
+        return FitState(number, epoch, self.network.tensors(), momentum, generator)
+
+    def _restore(self, state: FitState) -> None:
+        self.network.load_tensors(self.network.head_sizes, state.tensors)
+        self.generator.set_state(state.generator)
 
 
 class TrainingStep:
@@ -83,22 +200,73 @@ class TrainingStep:
         self, network: IncrementalNetwork, optimizer: SGD, loss: Loss, training_set: TrainingSet, batch_size: int
     ) -> None:
         self.network, self.optimizer, self.loss, self.training_set = network, optimizer, loss, training_set
-        device = training_set.images.device
+        self.extract: Callable[[Tensor], Tensor] = network.extract
+        device, room = training_set.images.device, len(training_set.images)
         self.batch = torch.arange(batch_size, device=device)
-        self.batch_number = torch.zeros((), dtype=torch.long, device=device)
+        self.batch_number = torch.zeros(1, dtype=torch.long, device=device)
+        self.order = torch.zeros(room + batch_size, dtype=torch.long, device=device)
+        self.losses = torch.zeros(room // batch_size + 1, device=device)
 
     def start_epoch(self, order: Tensor) -> None:
         """Take the images in this `order`, a whole number of batches."""
-        self.order = order
-        self.losses = torch.zeros(len(order) // len(self.batch), device=order.device)
+        self.order[: len(order)].copy_(order)
         self.batch_number.zero_()
 
     def __call__(self) -> None:
+        """Train on the next batch."""
         chosen = self.order[self.batch_number * len(self.batch) + self.batch]
-        data = self.training_set
-        logits = self.network(data.images[chosen])
-        loss = self.loss(logits, data.labels[chosen], data.targets[chosen])
+        data, network = self.training_set, self.network
+        logits = network.logits(self.extract(data.images[chosen]))
+        loss = self.loss(logits, data.labels[chosen], data.targets[chosen], network.head_of_class)
         gradients = torch.autograd.grad(loss, self.optimizer.parameters, allow_unused=True, materialize_grads=True)
         self.optimizer.step(gradients)
-        self.losses[self.batch_number] = loss.detach().to(self.losses.dtype)
+        self.losses.index_copy_(0, self.batch_number, loss.detach().to(self.losses.dtype)[None])
         self.batch_number += 1
+
+
+class CapturedStep(TrainingStep):
+    """The same step, its feature extractor compiled, in a CUDA graph: a call replays it without any work in Python."""
+
+    def __init__(
+        self, network: IncrementalNetwork, optimizer: SGD, loss: Loss, training_set: TrainingSet, batch_size: int
+    ) -> None:
+        super().__init__(network, optimizer, loss, training_set, batch_size)
+        self.graph = torch.cuda.CUDAGraph()
+        generator = optimizer.generator
+        weights, random_state = network.tensors(), generator.get_state()
+        with _capturing:
+            self._warm_up()
+            if hasattr(self.graph, "register_generator_state"):  # newer versions of torch find it by themselves
+                self.graph.register_generator_state(generator)
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                super().__call__()
+        network.load_tensors(network.head_sizes, weights)
+        generator.set_state(random_state)
+        optimizer.momentum.zero_()
+
+    def __call__(self) -> None:
+        """Train on the next batch."""
+        self.graph.replay()
+
+    def serves(self, training_set: TrainingSet, loss: Loss, batch_size: int) -> bool:
+        """Whether the graph can train on this: its parameters are still the network's, and all fits its tensors."""
+        return (
+            any(part is self.network.weight for part in self.optimizer.parameters)
+            and loss is self.loss
+            and batch_size == len(self.batch)
+            and training_set.fits_into(self.training_set)
+        )
+
+    def _warm_up(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.extract = torch.compile(self.network.extract, dynamic=False)
+            try:
+                super().__call__()
+            except torch._dynamo.exc.TorchDynamoException as error:
+                logger.warning("the feature extractor cannot be compiled and runs slower: %s", error)
+                self.extract = self.network.extract
+            for _ in range(WARM_UP_STEPS):
+                super().__call__()
+        torch.cuda.current_stream().wait_stream(side)

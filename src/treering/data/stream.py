@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from treering.errors import TreeringError
 
@@ -42,3 +44,72 @@ def split_steps(classes: Sequence[int], classes_per_step: int | Sequence[int]) -
         raise TreeringError(f"steps of {list(classes_per_step)} classes do not add up to {len(classes)} classes")
     ends = np.cumsum(classes_per_step)
     return [list(classes[end - size : end]) for end, size in zip(ends, classes_per_step, strict=True)]
+
+
+@dataclass(frozen=True)
+class ResidentImages:
+    """A dataset on the training device, uint8 N x C x H x W; many streams may share it."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    class_names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, dataset: Dataset, device: torch.device) -> ResidentImages:
+        """Copy `dataset` to `device`."""
+
+        def moved(array: np.ndarray) -> Tensor:
+            tensor = torch.from_numpy(array)
+            return (tensor.movedim(-1, 1).contiguous() if tensor.ndim == 4 else tensor).to(device)
+
+        return cls(
+            moved(dataset.train_images),
+            moved(dataset.train_labels),
+            moved(dataset.test_images),
+            moved(dataset.test_labels),
+            dataset.class_names,
+        )
+
+
+@dataclass(frozen=True)
+class StreamStep:
+    """The images of one step, labelled by column: classes are numbered in the order they come."""
+
+    images: Tensor
+    labels: Tensor
+    classes: list[int]
+    """The dataset's numbers of the new classes."""
+    test_images: Tensor
+    """Of all classes so far."""
+    test_labels: Tensor
+
+
+class Stream:
+    """The ordered steps of a dataset."""
+
+    def __init__(self, images: ResidentImages, classes_per_step: int | Sequence[int], order: int) -> None:
+        self.images = images
+        self.order = class_order(len(images.class_names), order)
+        self.steps = split_steps(self.order, classes_per_step)
+        self._column = torch.tensor(np.argsort(self.order), device=images.train_labels.device)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[StreamStep]:
+        known = 0
+        train, test = self._column[self.images.train_labels], self._column[self.images.test_labels]
+        for classes in self.steps:
+            new = (train >= known) & (train < known + len(classes))
+            known += len(classes)
+            seen = test < known
+            yield StreamStep(
+                self.images.train_images[new], train[new], classes, self.images.test_images[seen], test[seen]
+            )
+
+    def step_sizes(self) -> list[int]:
+        """Training images of each step."""
+        counts = torch.bincount(self.images.train_labels, minlength=len(self.order)).tolist()
+        return [sum(counts[label] for label in classes) for classes in self.steps]

@@ -17,7 +17,7 @@ from treering.recipe import Recipe
 
 METHODS: dict[str, type[Method]] = {"eeil": EEIL, "finetune": FineTuning}
 
-__all__ = ["EEIL", "METHODS", "FineTuning", "Method", "create", "find"]
+__all__ = ["EEIL", "METHODS", "FineTuning", "Method", "create", "find", "find_device"]
 
 
 def find(name: str) -> type[Method]:
@@ -29,16 +29,16 @@ def find(name: str) -> type[Method]:
     return METHODS[name]
 
 
-def create(recipe: Recipe, features: nn.Module, mean_image: Tensor, seed: int, device: str) -> Method:
+def create(recipe: Recipe, features: nn.Module, mean_image: Tensor, seed: int, device: torch.device) -> Method:
     """The recipe's method over a network that has this feature extractor and no heads yet."""
     chosen = find(recipe.method)
     size = backbones.feature_size(features, mean_image.shape)
-    place = _device(device)
-    network = IncrementalNetwork(features, size, mean_image, recipe.pixel_scale).to(place)
-    return chosen(recipe, network, torch.Generator(place).manual_seed(seed))
+    network = IncrementalNetwork(features, size, mean_image, recipe.pixel_scale).to(device)
+    return chosen(recipe, network, torch.Generator(device).manual_seed(seed))
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """The device of this name; "auto" is a GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

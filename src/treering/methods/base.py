@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import Tensor
 from treering import augment, selection
 from treering.memory import Memory
 from treering.network import IncrementalNetwork
-from treering.recipe import Recipe
-from treering.trainer import Trainer
+from treering.recipe import Recipe, Schedule
+from treering.trainer import Trainer, batch_plan
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,22 @@ class Step:
         return {int(label): self.images[self.labels == label] for label in self.labels.unique()}
 
 
+@dataclass(frozen=True)
+class StagePlan:
+    """What a stage is going to take."""
+
+    images: int
+    """Training images, augmented."""
+    image_passes: int
+
+    @classmethod
+    def of(cls, images: int, schedule: Schedule, recipe: Recipe) -> StagePlan:
+        """The plan of a stage that trains on `images`, before augmentation."""
+        count = images * augment.copies(recipe.augmentation)
+        batch_size, batches = batch_plan(count, recipe.optimizer)
+        return cls(count, batch_size * batches * schedule.epochs)
+
+
 class Method(ABC):
     """A way to learn a step. Subclasses define `learn_step` and, if they do not use the softmax, `probabilities`."""
 
@@ -39,11 +56,19 @@ class Method(ABC):
         self.network = network
         self.generator = generator
         self.memory = Memory(recipe.memory)
-        self.trainer = Trainer(network, recipe.optimizer, generator)
+        fast = recipe.engine == "fast" and generator.device.type == "cuda"
+        network.mixed_precision = fast
+        network.to(memory_format=torch.channels_last if fast else torch.contiguous_format)  # type: ignore[call-overload]
+        self.trainer = Trainer(network, recipe.optimizer, generator, captured=fast)
 
     @abstractmethod
     def learn_step(self, step: Step) -> None:
         """Learn the classes of `step` without losing the earlier ones."""
+
+    @classmethod
+    @abstractmethod
+    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
+        """The stages of each step of a stream of new classes; `steps` holds the images of each class of each step."""
 
     def probabilities(self, images: Tensor) -> Tensor:
         """N x classes: softmax over the logits of all heads."""

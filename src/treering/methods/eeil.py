@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from treering import augment, losses
-from treering.methods.base import Method, Step
+from treering.methods.base import Method, StagePlan, Step
+from treering.network import IncrementalNetwork
+from treering.recipe import Recipe
 from treering.trainer import TrainingSet
 
 logger = logging.getLogger(__name__)
@@ -20,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 class EEIL(Method):
     """Cross-distilled loss over all heads, balanced fine-tuning, representative memory."""
+
+    def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
+        super().__init__(recipe, network, generator)
+        self.loss = functools.partial(losses.cross_distilled, temperature=recipe.temperature)
 
     def learn_step(self, step: Step) -> None:
         network, memory, recipe = self.network, self.memory, self.recipe
@@ -39,7 +46,7 @@ class EEIL(Method):
 
         # Stage 2: all weights learn, with the cross-distilled loss (equation 1).
         logger.info("training on %d images, %d with augmentation", len(images), len(training_set.images))
-        self.trainer.fit("training", training_set, recipe.training, self.loss())
+        self.trainer.fit("training", training_set, recipe.training, self.loss)
         del training_set
 
         # Stage 3: balanced fine-tuning on as many images of each class in the step as old classes have exemplars.
@@ -51,7 +58,7 @@ class EEIL(Method):
             labels = torch.cat([torch.full((len(part),), label) for label, part in balanced.items()]).to(images.device)
             training_set = self.labelled(images, labels, distilled_classes=network.classes)
             logger.info("balanced fine-tuning on %d images", len(images))
-            self.trainer.fit("balanced", training_set, recipe.balanced, self.loss(), recipe.training.epochs)
+            self.trainer.fit("balanced", training_set, recipe.balanced, self.loss, recipe.training.epochs)
 
         # Stage 4: shrink the classes in memory from the end, then store the best of the step's classes [3.1].
         memory.shrink(quota)
@@ -70,14 +77,6 @@ class EEIL(Method):
             targets[:, :distilled_classes] = soft[:, :distilled_classes]
         return TrainingSet(augmented, labels.repeat(augment.copies(self.recipe.augmentation)), targets)
 
-    def loss(self) -> functools.partial[Tensor]:
-        """Equation 1 for this network."""
-        return functools.partial(
-            losses.cross_distilled,
-            head_of_class_C=self.network.head_of_class,
-            temperature=self.recipe.temperature,
-        )
-
     def candidates(self, step: Step) -> dict[int, Tensor]:
         """For each class of the step the images its exemplars are chosen from: a known class's exemplars join in."""
         known = self.memory.exemplars
@@ -85,3 +84,16 @@ class EEIL(Method):
             label: torch.cat([known[label], images]) if label in known else images
             for label, images in step.by_class().items()
         }
+
+    @classmethod
+    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
+        stages = []
+        memory: list[int] = []
+        for step in steps:
+            stages.append([StagePlan.of(sum(step) + sum(memory), recipe.training, recipe)])
+            if memory and recipe.balanced.epochs:
+                balanced = sum(memory) + sum(min(images, max(memory)) for images in step)
+                stages[-1].append(StagePlan.of(balanced, recipe.balanced, recipe))
+            quota = recipe.memory.quota(len(memory) + len(step))
+            memory = [min(images, quota) for images in (*memory, *step)]
+        return stages

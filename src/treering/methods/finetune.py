@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from treering import augment, losses
-from treering.methods.base import Method, Step
+from treering.methods.base import Method, StagePlan, Step
+from treering.recipe import Recipe
 from treering.trainer import TrainingSet
 
 
@@ -21,6 +24,10 @@ class FineTuning(Method):
         no_targets = torch.zeros(len(images), 1, device=images.device)
         self.trainer.fit("training", TrainingSet(images, labels, no_targets), self.recipe.training, _loss)
 
+    @classmethod
+    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
+        return [[StagePlan.of(sum(step), recipe.training, recipe)] for step in steps]
 
-def _loss(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+
+def _loss(logits: Tensor, labels: Tensor, targets: Tensor, head_of_class: Tensor) -> Tensor:
     return losses.cross_entropy(logits, labels)

@@ -1,0 +1,1 @@
+"""Runs of methods over streams, and what is made of their results."""

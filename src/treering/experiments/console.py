@@ -1,0 +1,60 @@
+"""What `treering run` shows: a progress bar per run, then a table of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from treering import data, methods
+from treering.data.stream import ResidentImages
+from treering.errors import TreeringError
+from treering.experiments.runner import RunProgress, StreamRun, run_many, run_name
+from treering.recipe import Recipe
+
+
+def run(console: Console, recipes: Sequence[Recipe], folder: Path, results: Path, download: bool, device: str) -> bool:
+    """Run every recipe; returns whether all came to their end."""
+    names = [run_name(recipe) for recipe in recipes]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise TreeringError(f"two of the recipes have the same result file, {twice}.json: run them one after the other")
+    place = methods.find_device(device)
+    resident = {
+        name: ResidentImages.of(data.load(name, folder, download), place)
+        for name in sorted({recipe.run.dataset for recipe in recipes})
+    }
+    runs = [StreamRun(recipe, resident[recipe.run.dataset], results) for recipe in recipes]
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        for name, one in zip(names, runs, strict=True):
+            bar = bars.add_task(name, total=one.image_passes_planned, now="")
+
+            def show(progress: RunProgress, bar: TaskID = bar) -> None:
+                rate = progress.image_passes / progress.seconds
+                where = (
+                    f"step {progress.step}/{progress.steps} {progress.stage} epoch {progress.epoch}/{progress.epochs}"
+                )
+                bars.update(bar, completed=progress.image_passes, now=f"{where} {rate:,.0f} images/s")
+
+            one.watch = show
+        outcomes = run_many(runs)
+
+    table = Table()
+    for column in ("run", "average without first", "average", "last step", "images/s", "minutes"):
+        table.add_column(column, justify="left" if column == "run" else "right", overflow="fold")
+    for name, outcome in zip(names, outcomes, strict=True):
+        if isinstance(outcome, TreeringError):
+            console.print(f"{name}: {outcome}", markup=False, highlight=False)
+        elif isinstance(outcome, Exception):
+            raise outcome
+        else:
+            figures = (outcome["average_without_first"], outcome["average"], outcome["accuracy"][-1])
+            rate, minutes = outcome["images_per_second"], outcome["seconds"] / 60
+            table.add_row(name, *(f"{value:.2f}" for value in figures), f"{rate:,.0f}", f"{minutes:.1f}")
+    console.print(table)
+    console.print(f"Results are in {results.resolve()}", soft_wrap=True, highlight=False)
+    return not any(isinstance(outcome, Exception) for outcome in outcomes)

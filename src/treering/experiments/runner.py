@@ -1,0 +1,316 @@
+"""Runs: one method over one stream, resumable, many at once on one GPU.
+
+A run writes one result JSON when it ends. Until then its state lies beside it in `.unfinished/`, saved at the start of
+each step and every `SAVE_EVERY` seconds at the end of an epoch, so a killed run goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import treering
+from treering import augment, backbones, files, methods, metrics
+from treering.data.stream import ResidentImages, Stream, StreamStep
+from treering.errors import TreeringError
+from treering.methods.base import Step
+from treering.network import mean_image
+from treering.recipe import Recipe
+from treering.trainer import EpochReport, FitState, InFlight
+
+logger = logging.getLogger(__name__)
+
+SAVE_EVERY = 60.0
+"""Seconds between two saves of the state of a run."""
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """Where a run is, after an epoch."""
+
+    step: int
+    """From 1."""
+    steps: int
+    stage: str
+    epoch: int
+    """From 1 within the stage."""
+    epochs: int
+    image_passes: int
+    """So far."""
+    image_passes_planned: int
+    """Of the whole run."""
+    seconds: float
+    """So far, an interrupted run's earlier parts included."""
+
+
+Watch = Callable[[RunProgress], None]
+
+
+def method_label(recipe: Recipe) -> str:
+    """The method's name in results: the ablations of EEIL have names of their own [6.3]."""
+    if recipe.method != "eeil":
+        return recipe.method
+    augmented, balanced = recipe.augmentation.kind != "none", recipe.balanced.epochs > 0
+    return {(False, False): "eeil-base", (True, False): "eeil-da", (False, True): "eeil-bf"}.get(
+        (augmented, balanced), "eeil"
+    )
+
+
+def run_name(recipe: Recipe) -> str:
+    """The name of a run's files."""
+    sizes = recipe.run.classes_per_step
+    steps = str(sizes) if isinstance(sizes, int) else "+".join(map(str, sizes))
+    memory = f"{recipe.memory.kind}{recipe.memory.size}-{recipe.memory.selection}"
+    return f"{recipe.run.dataset}-{steps}-{method_label(recipe)}-{memory}-order{recipe.run.order}-seed{recipe.run.seed}"
+
+
+class StreamRun:
+    """One run, from its start or from where it was interrupted, to its result."""
+
+    def __init__(self, recipe: Recipe, images: ResidentImages, results: Path) -> None:
+        self.recipe, self.images = recipe, images
+        self.watch: Watch = lambda progress: None
+        self.stream = Stream(images, recipe.run.classes_per_step, recipe.run.order)
+        counts = torch.bincount(images.train_labels, minlength=len(images.class_names)).tolist()
+        planned = methods.find(recipe.method).plan(
+            recipe, [[counts[label] for label in classes] for classes in self.stream.steps]
+        )
+        self.image_passes_planned = sum(stage.image_passes for step in planned for stage in step)
+
+        first = next(iter(self.stream))
+        inside = augment.plain(first.images, recipe.augmentation)
+        mean = mean_image(inside, recipe.pixel_scale).cpu()
+        features = backbones.build(recipe.backbone, inside.shape[1], recipe.run.seed)
+        self.method = methods.create(recipe, features, mean, recipe.run.seed, inside.device)
+        self.method.network.reserve(len(images.class_names))
+        self.method.trainer.room = max(stage.images for step in planned for stage in step)
+        self.method.trainer.on_epoch = self._epoch
+
+        self.result_file = results / f"{run_name(recipe)}.json"
+        self.state_file = results / ".unfinished" / f"{run_name(recipe)}.safetensors"
+        self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "accuracy": [], "top5": []}
+        self.record |= {"class_accuracy": [], "seconds_by_stage": {}}
+
+    def __call__(self) -> dict[str, Any]:
+        """Run to the end; returns the result, which is in the result file then."""
+        done = self._finished()
+        if done is not None:
+            return done
+        self.state_file.parent.mkdir(parents=True, exist_ok=True)
+        in_flight = self._resume()
+        self._clock = self._saved = time.perf_counter()
+        for number, step in enumerate(self.stream):
+            if number < self.record["steps_done"]:
+                continue
+            self._start = self.method.snapshot()
+            self.method.trainer.start_step(in_flight)
+            if in_flight is None:
+                self._save(None)
+            in_flight = None
+            self.method.learn_step(Step(step.images, step.labels, len(step.classes)))
+            self._evaluate(step)
+            self.record["steps_done"] += 1
+        self._tick("evaluation")
+        result = self._result(step)
+        files.write(self.result_file, json.dumps(result, indent=1).encode())
+        self.state_file.unlink(missing_ok=True)
+        return result
+
+    def _finished(self) -> dict[str, Any] | None:
+        """The result, if the run is done already."""
+        if not self.result_file.exists():
+            return None
+        result = json.loads(self.result_file.read_text())
+        if result.get("recipe") != self.recipe.to_dict():
+            raise TreeringError(f"{self.result_file} holds a run with other settings: choose another results folder")
+        return result
+
+    def _tick(self, what: str) -> None:
+        """Count the time since the last tick as `what`."""
+        now = time.perf_counter()
+        spent, self._clock = now - self._clock, now
+        self.record["seconds"] += spent
+        stages = self.record["seconds_by_stage"]
+        stages[what] = stages.get(what, 0.0) + spent
+
+    def _epoch(self, report: EpochReport) -> None:
+        mean_loss = float(report.losses.mean())  # waits for the epoch
+        self._tick(report.stage)
+        if not np.isfinite(mean_loss):
+            raise TreeringError(f"training diverged in step {self.record['steps_done'] + 1}: lower the learning rate")
+        self.record["image_passes"] += report.image_passes
+        if time.perf_counter() - self._saved >= SAVE_EVERY:
+            self._save(self.method.trainer.in_flight())
+        self.watch(
+            RunProgress(
+                self.record["steps_done"] + 1,
+                len(self.stream),
+                report.stage,
+                report.epoch,
+                report.epochs,
+                self.record["image_passes"],
+                self.image_passes_planned,
+                self.record["seconds"],
+            )
+        )
+
+    def _evaluate(self, step: StreamStep) -> None:
+        """Accuracy on the test images of all classes so far. It is only recorded: nothing is chosen by it."""
+        probabilities = self.method.probabilities(step.test_images)
+        self._predicted = probabilities.argmax(1)
+        right = (self._predicted == step.test_labels).double()
+        top = probabilities.topk(min(5, probabilities.shape[1])).indices
+        classes = probabilities.shape[1]
+        per_class = torch.zeros(classes, dtype=torch.float64, device=right.device).index_add(0, step.test_labels, right)
+        per_class /= torch.bincount(step.test_labels, minlength=classes)
+        self.record["accuracy"].append(100 * right.mean().item())
+        self.record["top5"].append(100 * (top == step.test_labels[:, None]).any(1).double().mean().item())
+        self.record["class_accuracy"].append([round(100 * value, 4) for value in per_class.tolist()])
+        self._tick("selection and evaluation")
+        logger.info(
+            "%s: step %d: %.2f %%", run_name(self.recipe), len(self.record["accuracy"]), self.record["accuracy"][-1]
+        )
+
+    def _result(self, last: StreamStep) -> dict[str, Any]:
+        recipe, record = self.recipe, self.record
+        classes = len(self.stream.order)
+        confusion = torch.bincount(last.test_labels * classes + self._predicted, minlength=classes**2)
+        device = self.method.generator.device
+        return {
+            "method": method_label(recipe),
+            "dataset": recipe.run.dataset,
+            "classes_per_step": recipe.run.classes_per_step,
+            "memory": {"kind": recipe.memory.kind, "size": recipe.memory.size},
+            "selection": recipe.memory.selection,
+            "order": recipe.run.order,
+            "seed": recipe.run.seed,
+            "accuracy": record["accuracy"],
+            "top5": record["top5"],
+            "average_without_first": metrics.average_without_first(record["accuracy"]),
+            "average": metrics.average(record["accuracy"]),
+            "image_passes": record["image_passes"],
+            "seconds": record["seconds"],
+            "images_per_second": record["image_passes"] / record["seconds"],
+            "seconds_by_stage": record["seconds_by_stage"],
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            "versions": {
+                "treering": treering.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+            },
+            "commit": current_commit(),
+            "recipe": recipe.to_dict(),
+            "class_order": [self.images.class_names[label] for label in self.stream.order],
+            "class_accuracy": record["class_accuracy"],
+            "confusion": confusion.view(classes, classes).tolist(),
+        }
+
+    def _save(self, in_flight: InFlight | None) -> None:
+        """Write the state: how the step began and, within the step, where its training is."""
+        start = self._start
+        tensors = _prefixed("start", start["tensors"]) | {"start.generator": start["generator"]}
+        tensors |= {f"memory.{label}": images for label, images in start["exemplars"].items()}
+        facts = self.record | {"recipe": self.recipe.to_dict(), "head_sizes": start["head_sizes"], "fits": {}}
+        for name in ("current", "previous"):
+            state = getattr(in_flight, name, None)
+            if state is not None:
+                tensors |= _prefixed(name, state.tensors)
+                tensors |= {f"{name}.momentum": state.momentum, f"{name}.generator": state.generator}
+                facts["fits"][name] = [state.number, state.epoch]
+        content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        files.write(self.state_file, safetensors.torch.save(content, {"facts": json.dumps(facts)}))
+        self._saved = time.perf_counter()
+
+    def _resume(self) -> InFlight | None:
+        """Take up the saved state, if there is one of this very run; returns the training it was in."""
+        if not self.state_file.exists():
+            return None
+        try:
+            with safetensors.safe_open(self.state_file, "pt") as file:
+                facts = json.loads(file.metadata()["facts"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+        except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            logger.warning("%s cannot be read, the run starts anew: %s", self.state_file, error)
+            return None
+        if facts.pop("recipe") != self.recipe.to_dict():
+            logger.warning("%s is of a run with other settings, the run starts anew", self.state_file)
+            return None
+        head_sizes, fits = facts.pop("head_sizes"), facts.pop("fits")
+        self.record = facts
+        device = self.method.generator.device
+        memory = {int(label): images.to(device) for label, images in _unprefixed("memory", tensors).items()}
+        start = _unprefixed("start", tensors)
+        generator = start.pop("generator")
+        self.method.restore({"head_sizes": head_sizes, "tensors": start, "exemplars": memory, "generator": generator})
+        states: dict[str, FitState] = {}
+        for name, (number, epoch) in fits.items():
+            parts = _unprefixed(name, tensors)
+            momentum, generator = parts.pop("momentum"), parts.pop("generator")
+            states[name] = FitState(number, epoch, parts, momentum, generator)
+        return InFlight(states["current"], states.get("previous")) if states else None
+
+
+def run_many(runs: Sequence[StreamRun]) -> list[dict[str, Any] | Exception]:
+    """Run all to the end, on a GPU all at once with a stream each; an error ends its own run only."""
+    outcomes: dict[int, dict[str, Any] | Exception] = {}
+
+    def work(index: int) -> None:
+        device = runs[index].method.generator.device
+        try:
+            if device.type == "cuda":
+                with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+                    outcomes[index] = runs[index]()
+            else:
+                outcomes[index] = runs[index]()
+        except Exception as error:
+            outcomes[index] = error
+
+    at_once = all(run.method.generator.device.type == "cuda" for run in runs)
+    if at_once:
+        torch.cuda.synchronize()
+        threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(runs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    else:
+        for index in range(len(runs)):
+            work(index)
+    return [outcomes[index] for index in range(len(runs))]
+
+
+def current_commit() -> str:
+    """The commit of the code that runs: TREERING_COMMIT where it is set, else that of the git checkout."""
+    if "TREERING_COMMIT" in os.environ:
+        return os.environ["TREERING_COMMIT"]
+    folder = Path(treering.__file__).parent
+    try:
+        asked = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return asked.stdout.strip()
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}

@@ -1,0 +1,107 @@
+"""The GPU engine against the eager one. Run on a machine with a GPU: `python -m pytest -m cuda tests/test_cuda.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from treering.data.stream import Dataset, ResidentImages
+from treering.experiments import runner
+from treering.experiments.runner import StreamRun, run_many
+from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Run, Schedule
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+RECIPE = Recipe(
+    training=Schedule(6, 0.1, (4,)),
+    balanced=Schedule(3, 0.01),
+    memory=Budget(size=60),
+    augmentation=Augmentation(padding=2),
+    optimizer=Optimizer(batch_size=64),
+    run=Run("blobs", classes_per_step=2),
+)
+
+
+@pytest.fixture(scope="module")
+def images() -> ResidentImages:
+    """Six classes of noisy 16 x 16 patterns, easy to learn and easy to forget."""
+    random = np.random.RandomState(0)
+    patterns = random.randint(0, 256, (6, 4, 4, 3)).repeat(4, 1).repeat(4, 2)
+    labels = np.arange(6).repeat(80)
+    noisy = np.clip(patterns[labels] + random.normal(0, 40, (480, 16, 16, 3)), 0, 255).astype(np.uint8)
+    test = np.arange(480) % 4 == 0
+    names = tuple("abcdef")
+    dataset = Dataset("blobs", noisy[~test], labels[~test], noisy[test], labels[test], names)
+    return ResidentImages.of(dataset, torch.device("cuda"))
+
+
+def losses_of(recipe: Recipe, images: ResidentImages, folder) -> tuple[list[float], dict]:
+    run = StreamRun(recipe, images, folder)
+    losses: list[float] = []
+    forward = run.method.trainer.on_epoch
+
+    def note(report):
+        losses.extend(report.losses.tolist())
+        forward(report)
+
+    run.method.trainer.on_epoch = note
+    return losses, run()
+
+
+def test_fast_engine_agrees_with_eager_float32(images, tmp_path):
+    quiet = replace(RECIPE, optimizer=replace(RECIPE.optimizer, noise_eta=0.0))
+    fast, fast_result = losses_of(quiet, images, tmp_path / "fast")
+    eager, eager_result = losses_of(replace(quiet, engine="eager"), images, tmp_path / "eager")
+    assert len(fast) == len(eager)
+    np.testing.assert_allclose(fast[:5], eager[:5], rtol=0.03)
+    assert abs(np.mean(fast[-10:]) - np.mean(eager[-10:])) < 0.1
+    assert abs(fast_result["average"] - eager_result["average"]) < 5
+
+
+def test_one_capture_serves_all_steps(images, tmp_path):
+    run = StreamRun(RECIPE, images, tmp_path)
+    graphs = set()
+    run.watch = lambda progress: graphs.add(id(run.method.trainer._step.graph))
+    run()
+    assert len(graphs) == 1
+
+
+def test_gradient_noise_differs_between_replays_and_follows_the_seed(images, tmp_path):
+    first, _ = losses_of(RECIPE, images, tmp_path / "a")
+    again, _ = losses_of(RECIPE, images, tmp_path / "b")
+    other, _ = losses_of(replace(RECIPE, run=replace(RECIPE.run, seed=1)), images, tmp_path / "c")
+    np.testing.assert_allclose(first[:20], again[:20], rtol=0.02)
+    assert not np.allclose(first[:20], other[:20], rtol=0.02)
+
+
+def test_a_run_does_not_depend_on_what_runs_beside_it(images, tmp_path):
+    alone_losses, alone = losses_of(RECIPE, images, tmp_path / "alone")
+    recipes = [replace(RECIPE, run=replace(RECIPE.run, seed=seed)) for seed in range(4)]
+    together = run_many([StreamRun(recipe, images, tmp_path / "together") for recipe in recipes])
+    assert not [outcome for outcome in together if isinstance(outcome, Exception)]
+    assert abs(together[0]["average"] - alone["average"]) < 3
+    assert together[0]["image_passes"] == alone["image_passes"]
+
+
+@pytest.mark.parametrize("stop_after", [2, 8, 13])
+def test_interrupted_run_goes_on_to_the_same_result(images, tmp_path, monkeypatch, stop_after):
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    whole = StreamRun(RECIPE, images, tmp_path / "whole")()
+    run = StreamRun(RECIPE, images, tmp_path / "stopped")
+    epochs = 0
+
+    def stop(progress):
+        nonlocal epochs
+        epochs += 1
+        if epochs == stop_after:
+            raise KeyboardInterrupt
+
+    run.watch = stop
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    resumed = StreamRun(RECIPE, images, tmp_path / "stopped")()
+    assert resumed["image_passes"] == whole["image_passes"]
+    assert abs(resumed["average"] - whole["average"]) < 3
