@@ -78,7 +78,7 @@ def test_gradient_noise_differs_between_replays_and_follows_the_seed(images, tmp
 
 
 def test_a_run_does_not_depend_on_what_runs_beside_it(images, tmp_path):
-    alone_losses, alone = losses_of(RECIPE, images, tmp_path / "alone")
+    alone = StreamRun(RECIPE, images, tmp_path / "alone")()
     recipes = [replace(RECIPE, run=replace(RECIPE.run, seed=seed)) for seed in range(4)]
     together = run_many([StreamRun(recipe, images, tmp_path / "together") for recipe in recipes])
     assert not [outcome for outcome in together if isinstance(outcome, Exception)]

@@ -122,15 +122,13 @@ def _read_learner(
         copy.deepcopy(backbone).cpu() if backbone else backbones.build(recipe.backbone, channels, manifest["seed"])
     )
     learner = cls(backbone=backbone, recipe=recipe, seed=manifest["seed"], device=device)
-    method = methods.create(
-        recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], methods.find_device(device)
-    )
+    place = methods.find_device(device)
+    method = methods.create(recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], place)
     try:
         method.network.load_tensors(manifest["head_sizes"], tensors)
     except (RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {reason}") from None
-    place = method.network.bias.device
     for label, ranked in enumerate(entries["memory"]):
         if ranked:
             images = [_decode(_read(path, entry)) for entry in ranked]

@@ -202,9 +202,8 @@ class Learner:
             module = copy.deepcopy(self.backbone).cpu()
         else:
             module = backbones.build(recipe.backbone, inside.shape[1], self.seed)
-        return methods.create(
-            recipe, module, mean_image(inside, recipe.pixel_scale), self.seed, methods.find_device(self.device)
-        )
+        mean = mean_image(inside, recipe.pixel_scale)
+        return methods.create(recipe, module, mean, self.seed, methods.find_device(self.device))
 
     def _check_shape(self, pixels: Tensor) -> None:
         if self._method is not None and tuple(pixels.shape[1:]) != self._image_shape:

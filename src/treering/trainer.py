@@ -116,6 +116,8 @@ class Trainer:
         self.network = network
         self.settings = settings
         self.generator = generator
+        self.on_start: Callable[[], None] = lambda: None
+        """Called when the training set of a `fit` is ready and its first epoch is to begin."""
         self.on_epoch: Callable[[EpochReport], None] = lambda report: None
         self.room = 0
         """Training images of the largest stage to come, where that is known: saves capturing anew for a larger one."""
@@ -156,6 +158,7 @@ class Trainer:
                 self._restore(self._resume.current)
                 step.optimizer.momentum.copy_(self._resume.current.momentum)
                 self._resume = None
+            self.on_start()
             for epoch in range(epochs_done, schedule.epochs):
                 step.optimizer.start_epoch(schedule.lr_at(epoch), epochs_before + epoch + 1, batch_size)
                 order = torch.randperm(count, generator=self.generator, device=self.generator.device)

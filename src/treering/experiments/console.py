@@ -33,12 +33,10 @@ def run(console: Console, recipes: Sequence[Recipe], folder: Path, results: Path
         for name, one in zip(names, runs, strict=True):
             bar = bars.add_task(name, total=one.image_passes_planned, now="")
 
-            def show(progress: RunProgress, bar: TaskID = bar) -> None:
-                rate = progress.image_passes / progress.seconds
-                where = (
-                    f"step {progress.step}/{progress.steps} {progress.stage} epoch {progress.epoch}/{progress.epochs}"
-                )
-                bars.update(bar, completed=progress.image_passes, now=f"{where} {rate:,.0f} images/s")
+            def show(now: RunProgress, bar: TaskID = bar) -> None:
+                where = f"step {now.step}/{now.steps} {now.stage} epoch {now.epoch}/{now.epochs}"
+                rate = f"{now.image_passes / now.seconds:,.0f} images/s"
+                bars.update(bar, completed=now.image_passes, now=f"{where} {rate}")
 
             one.watch = show
         outcomes = run_many(runs)

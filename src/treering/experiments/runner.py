@@ -99,6 +99,7 @@ class StreamRun:
         self.method = methods.create(recipe, features, mean, recipe.run.seed, inside.device)
         self.method.network.reserve(len(images.class_names))
         self.method.trainer.room = max(stage.images for step in planned for stage in step)
+        self.method.trainer.on_start = self._ready
         self.method.trainer.on_epoch = self._epoch
 
         self.result_file = results / f"{run_name(recipe)}.json"
@@ -125,7 +126,6 @@ class StreamRun:
             self.method.learn_step(Step(step.images, step.labels, len(step.classes)))
             self._evaluate(step)
             self.record["steps_done"] += 1
-        self._tick("evaluation")
         result = self._result(step)
         files.write(self.result_file, json.dumps(result, indent=1).encode())
         self.state_file.unlink(missing_ok=True)
@@ -147,6 +147,11 @@ class StreamRun:
         self.record["seconds"] += spent
         stages = self.record["seconds_by_stage"]
         stages[what] = stages.get(what, 0.0) + spent
+
+    def _ready(self) -> None:
+        if self.method.generator.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        self._tick("construction of training sets")
 
     def _epoch(self, report: EpochReport) -> None:
         mean_loss = float(report.losses.mean())  # waits for the epoch
