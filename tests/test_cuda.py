@@ -56,7 +56,8 @@ def test_fast_engine_agrees_with_eager_float32(images, tmp_path):
     fast, fast_result = losses_of(quiet, images, tmp_path / "fast")
     eager, eager_result = losses_of(replace(quiet, engine="eager"), images, tmp_path / "eager")
     assert len(fast) == len(eager)
-    np.testing.assert_allclose(fast[:5], eager[:5], rtol=0.03)
+    np.testing.assert_allclose(fast[0], eager[0], rtol=0.01)
+    assert abs(np.mean(fast[:20]) - np.mean(eager[:20])) < 0.1
     assert abs(np.mean(fast[-10:]) - np.mean(eager[-10:])) < 0.1
     assert abs(fast_result["average"] - eager_result["average"]) < 5
 

@@ -20,17 +20,23 @@ def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) ->
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
+def _norm(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels)
+    norm.num_batches_tracked = None  # nobody reads the counter, and counting costs a kernel per layer and step
+    return norm
+
+
 class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut; where the shape changes the shortcut is `projection` or parameter-free."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, projection: bool) -> None:
         super().__init__()
         self.stride, self.extra_channels = stride, outputs - inputs
-        self.convolution1, self.norm1 = _convolution(inputs, outputs, stride=stride), nn.BatchNorm2d(outputs)
-        self.convolution2, self.norm2 = _convolution(outputs, outputs), nn.BatchNorm2d(outputs)
+        self.convolution1, self.norm1 = _convolution(inputs, outputs, stride=stride), _norm(outputs)
+        self.convolution2, self.norm2 = _convolution(outputs, outputs), _norm(outputs)
         self.projection = None
         if projection and (stride > 1 or inputs != outputs):
-            self.projection = nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+            self.projection = nn.Sequential(_convolution(inputs, outputs, 1, stride), _norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.norm1(self.convolution1(x)))
@@ -65,21 +71,19 @@ class ResNet(nn.Module):
 
 def resnet32(channels: int) -> nn.Module:
     """The CIFAR network of He et al. 2015: three stages of five blocks, parameter-free shortcuts, 64 features."""
-    stem = nn.Sequential(_convolution(channels, 16), nn.BatchNorm2d(16), nn.ReLU())
+    stem = nn.Sequential(_convolution(channels, 16), _norm(16), nn.ReLU())
     return ResNet(stem, [16, 32, 64], blocks=5, projection=False)
 
 
 def resnet18(channels: int) -> nn.Module:
     """The ImageNet network of He et al. 2015: four stages of two blocks, 512 features."""
-    stem = nn.Sequential(
-        _convolution(channels, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)
-    )
+    stem = nn.Sequential(_convolution(channels, 64, 7, 2), _norm(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
     return ResNet(stem, [64, 128, 256, 512], blocks=2, projection=True)
 
 
 def small(channels: int) -> nn.Module:
     """Three residual blocks for images of about 8 x 8 pixels, 64 features."""
-    stem = nn.Sequential(_convolution(channels, 16), nn.BatchNorm2d(16), nn.ReLU())
+    stem = nn.Sequential(_convolution(channels, 16), _norm(16), nn.ReLU())
     return ResNet(stem, [16, 32, 64], blocks=1, projection=False)
 
 
@@ -93,7 +97,7 @@ def build(name: str, channels: int, seed: int) -> nn.Module:
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(BACKBONES)}, or give a torch.nn.Module"
         raise TreeringError(f"unknown backbone {name!r}; {hint}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         network = BACKBONES[name](channels)
         for module in network.modules():
             if isinstance(module, nn.Conv2d):

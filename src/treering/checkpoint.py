@@ -126,9 +126,8 @@ def _read_learner(
     method = methods.create(recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], place)
     try:
         method.network.load_tensors(manifest["head_sizes"], tensors)
-    except (RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {reason}") from None
+    except ValueError as error:
+        raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {error}") from None
     for label, ranked in enumerate(entries["memory"]):
         if ranked:
             images = [_decode(_read(path, entry)) for entry in ranked]

@@ -10,6 +10,6 @@ def average(accuracy: Sequence[float]) -> float:
     return sum(accuracy) / len(accuracy)
 
 
-def average_without_first(accuracy: Sequence[float]) -> float:
+def average_without_first(accuracy: Sequence[float]) -> float | None:
     """Average incremental accuracy as the paper reports it [5]: the first step is not incremental."""
-    return average(accuracy[1:])
+    return average(accuracy[1:]) if len(accuracy) > 1 else None

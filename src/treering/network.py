@@ -111,14 +111,14 @@ class IncrementalNetwork(nn.Module):
         return state | {name: state[name][: self.classes].clone() for name in ("weight", "bias")}
 
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        """Become the network that gave `tensors`; raises RuntimeError or KeyError if they do not fit."""
+        """Become the network that gave `tensors`, in place; raises ValueError if they do not fit."""
         self.head_sizes = list(head_sizes)
         self.reserve(self.classes)
         self.head_of_class.copy_(self._segments(len(self.bias)))
-        spare = len(self.bias) - self.classes
-        padded = {
-            "weight": F.pad(tensors["weight"], (0, 0, 0, spare)),
-            "bias": F.pad(tensors["bias"], (0, spare)),
-            "head_of_class": self.head_of_class,
-        }
-        self.load_state_dict({**tensors, **padded})
+        own = {name: tensor for name, tensor in self.state_dict().items() if name != "head_of_class"}
+        own |= {name: own[name][: self.classes] for name in ("weight", "bias")}
+        different = own.keys() ^ tensors.keys() or {name for name in own if own[name].shape != tensors[name].shape}
+        if different:
+            raise ValueError(f"{min(different)} differs")
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])

@@ -88,7 +88,7 @@ class Budget:
     """The rule that ranks a class's images [3.1, 6.3]."""
 
     def __post_init__(self) -> None:
-        _require(self.size >= 1, f"the memory must hold at least 1 image, not {self.size}")
+        _require(self.size >= 1, f"size must be 1 or more, not {self.size}")
 
     def quota(self, classes: int) -> int:
         """Exemplars per class with `classes` classes in memory: n = floor(K / c) [3.1], never more than K in all."""
@@ -231,8 +231,8 @@ class Recipe:
 
 
 def _toml(value: Any) -> str:
-    # JSON's strings, numbers, booleans and arrays of these are TOML's too.
-    return json.dumps(value, ensure_ascii=False)
+    # JSON's strings, numbers, booleans and arrays of these are TOML's too, but for the control character 127.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _build(cls: type, table: Mapping[str, Any], defaults: Any, where: str) -> Any:
@@ -272,7 +272,8 @@ def _checked(value: Any, hint: Any, default: Any, name: str) -> Any:
     if origin is tuple:
         _require(isinstance(value, list | tuple), f"{name} must be a list, not {value!r}")
         return tuple(_checked(item, arguments[0], None, name) for item in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        _require(abs(value) < 1e300, f"{name} must be a finite number, not {value}")
         return float(value)
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     _require(type(value) is hint, f"{name} must be {words[hint]}, not {value!r}")

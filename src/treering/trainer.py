@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,14 +49,6 @@ class TrainingSet:
             mine.shape[1:] == theirs.shape[1:]
             for mine, theirs in ((self.images, other.images), (self.targets, other.targets))
         )
-
-    def with_room(self, count: int) -> TrainingSet:
-        """A copy with room for `count` images."""
-        room = TrainingSet(
-            *(part.new_zeros(count, *part.shape[1:]) for part in (self.images, self.labels, self.targets))
-        )
-        room.take(self)
-        return room
 
     def take(self, other: TrainingSet) -> None:
         """Overwrite the first images, labels and targets with those of `other`."""
@@ -111,16 +103,20 @@ class Trainer:
     """Trains one network, stage by stage, drawing everything random from one generator."""
 
     def __init__(
-        self, network: IncrementalNetwork, settings: Optimizer, generator: torch.Generator, captured: bool
+        self,
+        network: IncrementalNetwork,
+        loss: Loss,
+        settings: Optimizer,
+        generator: torch.Generator,
+        captured: bool,
     ) -> None:
         self.network = network
+        self.loss = loss
         self.settings = settings
         self.generator = generator
         self.on_start: Callable[[], None] = lambda: None
         """Called when the training set of a `fit` is ready and its first epoch is to begin."""
         self.on_epoch: Callable[[EpochReport], None] = lambda report: None
-        self.room = 0
-        """Training images of the largest stage to come, where that is known: saves capturing anew for a larger one."""
         self.captured = captured
         self._step: CapturedStep | None = None
         self.start_step(None)
@@ -137,9 +133,20 @@ class Trainer:
         assert self._now is not None
         return InFlight(self._now(), self._previous)
 
-    def fit(
-        self, stage: str, training_set: TrainingSet, schedule: Schedule, loss: Loss, epochs_before: int = 0
-    ) -> None:
+    def prepare(self, images: int, image_shape: Sequence[int]) -> None:
+        """On a GPU, capture a step with room for `images`: what later stages fit into need not be captured again."""
+        if self.captured:
+            device, columns = self.generator.device, len(self.network.bias)
+            room = TrainingSet(
+                torch.zeros(images, *image_shape, dtype=torch.uint8, device=device),
+                torch.zeros(images, dtype=torch.long, device=device),
+                torch.zeros(images, columns, device=device),
+            )
+            self.network.train()
+            self._training_step(room, batch_plan(images, self.settings)[0])
+            self.network.eval()
+
+    def fit(self, stage: str, training_set: TrainingSet, schedule: Schedule, epochs_before: int = 0) -> None:
         """Train for the whole `schedule`; `epochs_before` in this step count on for the gradient noise."""
         number, self._fits = self._fits, self._fits + 1
         if self._resume and number < self._resume.current.number:
@@ -151,7 +158,7 @@ class Trainer:
         batch_size, batches = batch_plan(count, self.settings)
         self.network.train()
         try:
-            step = self._training_step(training_set, loss, batch_size)
+            step = self._training_step(training_set, batch_size)
             epochs_done = 0
             if self._resume:
                 epochs_done = self._resume.current.epoch
@@ -173,18 +180,17 @@ class Trainer:
         finally:
             self.network.eval()
 
-    def _training_step(self, training_set: TrainingSet, loss: Loss, batch_size: int) -> TrainingStep:
+    def _training_step(self, training_set: TrainingSet, batch_size: int) -> TrainingStep:
         """A step over `training_set`: the captured one if it still serves, else a new one."""
-        if self._step and self._step.serves(training_set, loss, batch_size):
+        if self._step and self._step.serves(training_set, batch_size):
             self._step.training_set.take(training_set)
             self._step.optimizer.momentum.zero_()
             return self._step
         self._step = None  # frees an old graph's memory first
         optimizer = SGD(self.network, self.settings, self.generator)
         if not self.captured:
-            return TrainingStep(self.network, optimizer, loss, training_set, batch_size)
-        room = training_set.with_room(max(self.room, len(training_set.images)))
-        self._step = CapturedStep(self.network, optimizer, loss, room, batch_size)
+            return TrainingStep(self.network, optimizer, self.loss, training_set, batch_size)
+        self._step = CapturedStep(self.network, optimizer, self.loss, training_set, batch_size)
         return self._step
 
     def _state(self, number: int, epoch: int, step: TrainingStep) -> FitState:
@@ -251,11 +257,10 @@ class CapturedStep(TrainingStep):
         """Train on the next batch."""
         self.graph.replay()
 
-    def serves(self, training_set: TrainingSet, loss: Loss, batch_size: int) -> bool:
+    def serves(self, training_set: TrainingSet, batch_size: int) -> bool:
         """Whether the graph can train on this: its parameters are still the network's, and all fits its tensors."""
         return (
             any(part is self.network.weight for part in self.optimizer.parameters)
-            and loss is self.loss
             and batch_size == len(self.batch)
             and training_set.fits_into(self.training_set)
         )

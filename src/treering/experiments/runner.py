@@ -98,7 +98,7 @@ class StreamRun:
         features = backbones.build(recipe.backbone, inside.shape[1], recipe.run.seed)
         self.method = methods.create(recipe, features, mean, recipe.run.seed, inside.device)
         self.method.network.reserve(len(images.class_names))
-        self.method.trainer.room = max(stage.images for step in planned for stage in step)
+        self._largest_stage = max(stage.images for step in planned for stage in step)
         self.method.trainer.on_start = self._ready
         self.method.trainer.on_epoch = self._epoch
 
@@ -106,6 +106,10 @@ class StreamRun:
         self.state_file = results / ".unfinished" / f"{run_name(recipe)}.safetensors"
         self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "accuracy": [], "top5": []}
         self.record |= {"class_accuracy": [], "seconds_by_stage": {}}
+
+    def prepare(self) -> None:
+        """Compile and capture, where the device does."""
+        self.method.trainer.prepare(self._largest_stage, self.method.network.mean_image.shape)
 
     def __call__(self) -> dict[str, Any]:
         """Run to the end; returns the result, which is in the result file then."""
@@ -275,27 +279,30 @@ def run_many(runs: Sequence[StreamRun]) -> list[dict[str, Any] | Exception]:
     outcomes: dict[int, dict[str, Any] | Exception] = {}
 
     def work(index: int) -> None:
-        device = runs[index].method.generator.device
         try:
-            if device.type == "cuda":
-                with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
-                    outcomes[index] = runs[index]()
-            else:
-                outcomes[index] = runs[index]()
+            outcomes[index] = runs[index]()
         except Exception as error:
             outcomes[index] = error
 
-    at_once = all(run.method.generator.device.type == "cuda" for run in runs)
-    if at_once:
-        torch.cuda.synchronize()
-        threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(runs))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    else:
+    def work_on(index: int, stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            work(index)
+
+    if not all(run.method.generator.device.type == "cuda" for run in runs):
         for index in range(len(runs)):
             work(index)
+        return [outcomes[index] for index in range(len(runs))]
+    threads = []
+    for index, run in enumerate(runs):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())  # the resident images and the weights came on that one
+        with torch.cuda.stream(stream):
+            run.prepare()
+        threads.append(threading.Thread(target=work_on, args=(index, stream), daemon=True))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return [outcomes[index] for index in range(len(runs))]
 
 

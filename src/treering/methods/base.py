@@ -49,7 +49,7 @@ class StagePlan:
 
 
 class Method(ABC):
-    """A way to learn a step. Subclasses define `learn_step` and, if they do not use the softmax, `probabilities`."""
+    """A way to learn a step. Subclasses define `learn_step`, its `loss` and its `plan`."""
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         self.recipe = recipe
@@ -59,11 +59,15 @@ class Method(ABC):
         fast = recipe.engine == "fast" and generator.device.type == "cuda"
         network.mixed_precision = fast
         network.to(memory_format=torch.channels_last if fast else torch.contiguous_format)  # type: ignore[call-overload]
-        self.trainer = Trainer(network, recipe.optimizer, generator, captured=fast)
+        self.trainer = Trainer(network, self.loss, recipe.optimizer, generator, captured=fast)
 
     @abstractmethod
     def learn_step(self, step: Step) -> None:
         """Learn the classes of `step` without losing the earlier ones."""
+
+    @abstractmethod
+    def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
+        """The loss of a batch; part of the captured step, so it may not depend on anything that changes."""
 
     @classmethod
     @abstractmethod

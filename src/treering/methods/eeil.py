@@ -5,7 +5,6 @@ The ablations of table 2b are settings of the recipe: `augmentation.kind = "none
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Sequence
 
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from treering import augment, losses
 from treering.methods.base import Method, StagePlan, Step
-from treering.network import IncrementalNetwork
 from treering.recipe import Recipe
 from treering.trainer import TrainingSet
 
@@ -23,10 +21,6 @@ logger = logging.getLogger(__name__)
 
 class EEIL(Method):
     """Cross-distilled loss over all heads, balanced fine-tuning, representative memory."""
-
-    def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
-        super().__init__(recipe, network, generator)
-        self.loss = functools.partial(losses.cross_distilled, temperature=recipe.temperature)
 
     def learn_step(self, step: Step) -> None:
         network, memory, recipe = self.network, self.memory, self.recipe
@@ -46,7 +40,7 @@ class EEIL(Method):
 
         # Stage 2: all weights learn, with the cross-distilled loss (equation 1).
         logger.info("training on %d images, %d with augmentation", len(images), len(training_set.images))
-        self.trainer.fit("training", training_set, recipe.training, self.loss)
+        self.trainer.fit("training", training_set, recipe.training)
         del training_set
 
         # Stage 3: balanced fine-tuning on as many images of each class in the step as old classes have exemplars.
@@ -58,7 +52,7 @@ class EEIL(Method):
             labels = torch.cat([torch.full((len(part),), label) for label, part in balanced.items()]).to(images.device)
             training_set = self.labelled(images, labels, distilled_classes=network.classes)
             logger.info("balanced fine-tuning on %d images", len(images))
-            self.trainer.fit("balanced", training_set, recipe.balanced, self.loss, recipe.training.epochs)
+            self.trainer.fit("balanced", training_set, recipe.balanced, recipe.training.epochs)
 
         # Stage 4: shrink the classes in memory from the end, then store the best of the step's classes [3.1].
         memory.shrink(quota)
@@ -76,6 +70,9 @@ class EEIL(Method):
             soft = losses.soft_targets(logits, self.network.head_of_class[:classes], self.recipe.temperature)
             targets[:, :distilled_classes] = soft[:, :distilled_classes]
         return TrainingSet(augmented, labels.repeat(augment.copies(self.recipe.augmentation)), targets)
+
+    def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
+        return losses.cross_distilled(logits_NC, labels_N, targets_NC, head_of_class_C, self.recipe.temperature)
 
     def candidates(self, step: Step) -> dict[int, Tensor]:
         """For each class of the step the images its exemplars are chosen from: a known class's exemplars join in."""

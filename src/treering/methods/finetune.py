@@ -21,13 +21,12 @@ class FineTuning(Method):
             self.network.add_head(step.new_classes, self.generator)
         images = augment.augmented(step.images, self.recipe.augmentation, self.generator)
         labels = step.labels.repeat(augment.copies(self.recipe.augmentation))
-        no_targets = torch.zeros(len(images), 1, device=images.device)
-        self.trainer.fit("training", TrainingSet(images, labels, no_targets), self.recipe.training, _loss)
+        no_targets = torch.zeros(len(images), len(self.network.bias), device=images.device)
+        self.trainer.fit("training", TrainingSet(images, labels, no_targets), self.recipe.training)
+
+    def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
+        return losses.cross_entropy(logits_NC, labels_N)
 
     @classmethod
     def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
         return [[StagePlan.of(sum(step), recipe.training, recipe)] for step in steps]
-
-
-def _loss(logits: Tensor, labels: Tensor, targets: Tensor, head_of_class: Tensor) -> Tensor:
-    return losses.cross_entropy(logits, labels)
