@@ -241,13 +241,15 @@ class CapturedStep(TrainingStep):
     ) -> None:
         super().__init__(network, optimizer, loss, training_set, batch_size)
         self.graph = torch.cuda.CUDAGraph()
+        # A stream of its own: library workspaces belong to a stream, and two graphs that share one deadlock.
+        self.stream = torch.cuda.Stream()
         generator = optimizer.generator
         weights, random_state = network.tensors(), generator.get_state()
         with _capturing:
             self._warm_up()
             if hasattr(self.graph, "register_generator_state"):  # newer versions of torch find it by themselves
                 self.graph.register_generator_state(generator)
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
                 super().__call__()
         network.load_tensors(network.head_sizes, weights)
         generator.set_state(random_state)
@@ -266,7 +268,7 @@ class CapturedStep(TrainingStep):
         )
 
     def _warm_up(self) -> None:
-        side = torch.cuda.Stream()
+        side = self.stream
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self.extract = torch.compile(self.network.extract, dynamic=False)
