@@ -131,7 +131,8 @@ class StreamRun:
             self._evaluate(step)
             self.record["steps_done"] += 1
         result = self._result(step)
-        files.write(self.result_file, json.dumps(result, indent=1).encode())
+        lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
+        files.write(self.result_file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
         self.state_file.unlink(missing_ok=True)
         return result
 
