@@ -16,10 +16,12 @@ import copy
 import hashlib
 import io
 import json
+import logging
 import os
 import platform
 import re
 from collections.abc import Hashable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,8 @@ from treering.recipe import Recipe
 if TYPE_CHECKING:
     from treering.learner import Learner
 
+logger = logging.getLogger(__name__)
+
 FORMAT = "treering model"
 FORMAT_VERSION = 1
 KEPT = ("manifest.json", ".lock")
@@ -47,15 +51,17 @@ OURS = re.compile(
     r"manifest\.json|\.lock|memory|\.tmp-.*|weights-[0-9a-f]{12}\.safetensors|history-[0-9a-f]{12}\.jsonl"
 )
 """Names of ours in a model folder's top level."""
-READ_ATTEMPTS = 5
-"""A reader that meets a writer's clean-up starts again with the new manifest, at most this often."""
+EXEMPLAR = re.compile(r"\.tmp-.*|\d{4,}-[0-9a-f]{12}\.png")
+"""Names of ours in a class's folder of exemplars."""
+SAVEABLE = (str, int, float, bool)
+"""Types of labels that JSON gives back as they were."""
 
 
 def save(learner: Learner, folder: str | os.PathLike[str]) -> None:
     """Write `learner` as the folder's new content."""
     method = learner._fitted()
     path = Path(folder)
-    unsaveable = next((label for label in learner._classes if not isinstance(label, str | int | float | bool)), None)
+    unsaveable = next((label for label in learner._classes if type(label) not in SAVEABLE), None)
     if unsaveable is not None:
         raise TreeringError(f"label {unsaveable!r} cannot be saved: a model folder holds texts and numbers as labels")
     try:
@@ -76,10 +82,14 @@ def save(learner: Learner, folder: str | os.PathLike[str]) -> None:
                     "state": method.generator.get_state().numpy().tobytes().hex(),
                 },
                 "files": entries,
+                "saved": datetime.now(UTC).isoformat(),
                 "versions": _versions(),
             }
             files.write(path / "manifest.json", _sealed(manifest))
-            _remove_unnamed(path, manifest)
+            try:
+                _remove_unnamed(path, manifest)
+            except OSError as error:
+                logger.warning("files of earlier versions stay in %s: %s", path, error)
     except filelock.Timeout:
         raise TreeringError(f"another process is writing {path}: wait until it has ended, then save again") from None
     except OSError as error:
@@ -91,15 +101,14 @@ def save(learner: Learner, folder: str | os.PathLike[str]) -> None:
 def load(cls: type[Learner], folder: str | os.PathLike[str], backbone: nn.Module | None, device: str) -> Learner:
     """The learner that the folder holds."""
     path = Path(folder)
-    for attempt in range(READ_ATTEMPTS):
+    while True:
         manifest = _read_manifest(path)
         try:
             return _read_learner(cls, path, manifest, backbone, device)
         except TreeringError:
-            changed = attempt + 1 < READ_ATTEMPTS and _read_manifest(path) != manifest
-            if not changed:
+            if _read_manifest(path) == manifest:
                 raise
-    raise AssertionError("unreachable")
+            # A writer has just put a new version in its place and cleaned up: read that one.
 
 
 def _read_learner(
@@ -146,7 +155,7 @@ def _write_files(path: Path, learner: Learner) -> dict[str, Any]:
     """Write what the manifest is going to name; returns name and checksum of each file."""
     method = learner._fitted()
     weights = safetensors.torch.save({name: tensor.cpu() for name, tensor in method.network.tensors().items()})
-    history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in learner._history).encode()
+    history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in learner._history)
     exemplars = []
     for label, name in enumerate(learner._classes):
         folder = f"memory/{label:04d}-{_slug(name)}"
@@ -156,7 +165,7 @@ def _write_files(path: Path, learner: Learner) -> dict[str, Any]:
         )
     return {
         "weights": _put(path, "weights-", weights, ".safetensors"),
-        "history": _put(path, "history-", history, ".jsonl"),
+        "history": _put(path, "history-", _utf8(history), ".jsonl"),
         "memory": exemplars,
     }
 
@@ -192,7 +201,12 @@ def _read(path: Path, entry: dict[str, str]) -> bytes:
 
 def _sealed(manifest: dict[str, Any]) -> bytes:
     """The manifest as JSON with a checksum of itself."""
-    return json.dumps({"checksum": _seal(manifest), **manifest}, indent=1, ensure_ascii=False).encode()
+    return _utf8(json.dumps({"checksum": _seal(manifest), **manifest}, indent=1, ensure_ascii=False))
+
+
+def _utf8(text: str) -> bytes:
+    # Names of files that are not UTF-8 reach Python with lone surrogates; they pass.
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _seal(manifest: dict[str, Any]) -> str:
@@ -241,8 +255,9 @@ def _remove_unnamed(path: Path, manifest: dict[str, Any]) -> None:
     ranked = [entry for part in entries["memory"] for entry in part]
     named = {entry["name"] for entry in (entries["weights"], entries["history"], *ranked)}
     for file in [*path.glob("*"), *path.glob("memory/*/*")]:
-        ours = file.parent != path or OURS.fullmatch(file.name)
-        if ours and file.is_file() and file.name not in KEPT and file.relative_to(path).as_posix() not in named:
+        ours = OURS if file.parent == path else EXEMPLAR
+        unnamed = file.name not in KEPT and file.relative_to(path).as_posix() not in named
+        if unnamed and ours.fullmatch(file.name) and file.is_file():
             file.unlink()
     for folder in path.glob("memory/*"):
         if folder.is_dir() and not any(folder.iterdir()):
@@ -264,7 +279,8 @@ def _encode(image: Tensor) -> bytes:
 
 def _decode(content: bytes) -> Tensor:
     pixels = np.array(Image.open(io.BytesIO(content)))
-    return torch.from_numpy(pixels[:, :, None] if pixels.ndim == 2 else pixels).movedim(-1, 0).contiguous()
+    image = torch.from_numpy(pixels[:, :, None] if pixels.ndim == 2 else pixels).movedim(-1, 0)
+    return image.clone(memory_format=torch.contiguous_format)
 
 
 def _versions() -> dict[str, str]:

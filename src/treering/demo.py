@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -57,6 +58,11 @@ def learn_digits(
 def run(console: Console, out: Path, order: int) -> None:
     """The whole demo: learn, print a table, draw a picture."""
     dataset = digits.load()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise TreeringError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
     start = time.perf_counter()
     steps = split_steps(class_order(10, order), CLASSES_PER_STEP)
     epochs = {
@@ -80,12 +86,7 @@ def run(console: Console, out: Path, order: int) -> None:
 
             outcomes[name] = learn_digits(dataset, replace(RECIPE, method=name), order, show)
     console.print(_table(outcomes, steps))
-    try:
-        pictures = draw(outcomes, steps, out)
-    except OSError as error:
-        raise TreeringError(
-            f"cannot write the picture to {out}: {error.strerror}; choose a folder with --out"
-        ) from None
+    pictures = draw(outcomes, steps, out)
     console.print(f"{time.perf_counter() - start:.0f} s. The picture:")
     for picture in pictures:
         console.print(f"  {picture}", soft_wrap=True, highlight=False)
@@ -96,8 +97,8 @@ def _table(outcomes: dict[str, Outcome], steps: list[list[int]]) -> Table:
     table.add_column("method")
     for number, classes in enumerate(steps, 1):
         table.add_column(f"step {number}\n+ {', '.join(map(str, classes))}", justify="right")
-    table.add_column("average\nwithout first", justify="right")
-    table.add_column("average\nwith first", justify="right")
+    table.add_column("average\nwithout\nfirst", justify="right")
+    table.add_column("average\nwith\nfirst", justify="right")
     for name, outcome in outcomes.items():
         averages = metrics.average_without_first(outcome.accuracy), metrics.average(outcome.accuracy)
         table.add_row(TITLES[name], *(f"{value:.1f}" for value in (*outcome.accuracy, *averages)))

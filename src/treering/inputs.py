@@ -7,7 +7,7 @@ one size, or a torch Dataset of (image, label). C is 1 or 3; values are uint8 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def as_labels(labels: Any) -> list[Hashable]:
     names = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     names = [name.item() if isinstance(name, np.generic | Tensor) and np.ndim(name) == 0 else name for name in names]
     for name in names:
-        if name is None or not isinstance(name, Hashable) or (isinstance(name, float) and not math.isfinite(name)):
+        if not _can_be_label(name):
             raise TreeringError(f"{name!r} cannot be a label: labels are texts, numbers or other hashable values")
     one_type(names, [])
     return names
@@ -82,10 +82,24 @@ def one_type(labels: Sequence[Hashable], known: Sequence[Hashable]) -> None:
             )
 
 
+def _can_be_label(name: Any) -> bool:
+    if name is None or isinstance(name, Tensor) or (isinstance(name, float) and not math.isfinite(name)):
+        return False
+    try:
+        hash(name)
+    except TypeError:
+        return False
+    return True
+
+
 def _items(dataset: Dataset[Any]) -> Iterable[Any]:
     if isinstance(dataset, IterableDataset):
         return iter(dataset)
-    return (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]  # map-style datasets have a length
+    if not isinstance(dataset, Sized):
+        raise TreeringError(
+            f"the Dataset {type(dataset).__name__} has no length: give it one, or use an IterableDataset"
+        )
+    return (dataset[index] for index in range(len(dataset)))
 
 
 def _one_image(image: Any) -> Tensor:
@@ -93,10 +107,13 @@ def _one_image(image: Any) -> Tensor:
     if isinstance(image, Tensor):
         pixels = image.detach().cpu()
         return pixels[None] if pixels.ndim == 2 else pixels
+    if getattr(image, "mode", None) == "P":  # a palette of PIL's: the array would hold its indices
+        image = image.convert("RGB")
     try:
-        pixels = _from_numpy(np.asarray(image))
+        array = np.asarray(image)
     except (TypeError, ValueError) as error:
         raise TreeringError(f"an image cannot be read as an array: {error}") from None
+    pixels = _from_numpy(array)
     return pixels[None] if pixels.ndim == 2 else pixels.movedim(-1, 0) if pixels.ndim == 3 else pixels
 
 
@@ -116,16 +133,20 @@ def _stacked(images: list[Tensor]) -> Tensor:
 
 def _from_numpy(array: np.ndarray) -> Tensor:
     if array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating):
-        return torch.from_numpy(np.ascontiguousarray(array if array.dtype == np.uint8 else array.astype(np.float32)))
+        kind = np.uint8 if array.dtype == np.uint8 else np.float32
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite and is refused as such
+            return torch.from_numpy(np.array(array, dtype=kind, order="C"))
     raise TreeringError(f"images must be uint8 (0..255) or floating-point (0..1), not {array.dtype}")
 
 
 def _checked(pixels: Tensor) -> Tensor:
     """`pixels` N x C x H x W as uint8, or an error that says what is wrong with them."""
     shape = tuple(pixels.shape)
-    if len(pixels) == 0:
+    if shape[:1] == (0,):
         raise TreeringError("no images were given: give at least one")
-    if pixels.ndim != 4 or 0 in shape:
+    if 0 in shape:
+        raise TreeringError(f"images must have pixels, not the shape {shape}")
+    if pixels.ndim != 4:
         raise TreeringError(
             f"images must be N x H x W (grey) or N x H x W x C, not an array of {pixels.ndim} dimensions"
         )
@@ -135,7 +156,7 @@ def _checked(pixels: Tensor) -> Tensor:
             "NumPy arrays are N x H x W x C, torch tensors N x C x H x W"
         )
     if pixels.dtype == torch.uint8:
-        return pixels.contiguous()
+        return _in_plain_order(pixels)
     if not pixels.is_floating_point():
         raise TreeringError(f"images must be uint8 (0..255) or floating-point (0..1), not {pixels.dtype}")
     bad = ~torch.isfinite(pixels).flatten(1).all(1)
@@ -147,4 +168,9 @@ def _checked(pixels: Tensor) -> Tensor:
             f"floating-point images must lie between 0 and 1, not between {low:g} and {high:g}: "
             "scale them, or give uint8 (0..255)"
         )
-    return (pixels * 255).round().to(torch.uint8).contiguous()
+    return _in_plain_order((pixels * 255).round().to(torch.uint8))
+
+
+def _in_plain_order(pixels: Tensor) -> Tensor:
+    # With one channel, `contiguous` keeps other strides, and those choose other kernels: not bit-identical.
+    return pixels.clone(memory_format=torch.contiguous_format)

@@ -6,13 +6,15 @@ It turns a user's images and labels into steps for a method (`treering.methods`;
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import logging
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -123,7 +125,8 @@ class Learner:
         before = method.snapshot()
         logger.info("step %d: %d images, %d new classes", len(self._history) + 1, len(names), len(new))
         try:
-            method.learn_step(step)
+            with _seeded_dropout(self.seed + len(self._history), device):
+                method.learn_step(step)
         except BaseException:
             method.restore(before)
             raise
@@ -173,9 +176,6 @@ class Learner:
 
         return checkpoint.load(cls, folder, backbone, device)
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._method is not None
-
     def _fitted(self) -> Method:
         if self._method is None:
             raise TreeringError("this learner has learnt nothing yet: call partial_fit first")
@@ -184,14 +184,18 @@ class Learner:
     def _resolved_recipe(self) -> Recipe:
         """The recipe with the constructor's backbone and memory in it."""
         recipe = self.recipe or Recipe()
+        if not isinstance(self.seed, Integral):
+            raise TreeringError(f"seed must be a whole number, not {self.seed!r}")
+        if self.backbone is not None and not isinstance(self.backbone, str | nn.Module):
+            raise TreeringError(f"backbone must be a name or a torch.nn.Module, not {self.backbone!r}")
         if self.backbone is not None:
             recipe = replace(recipe, backbone=self.backbone if isinstance(self.backbone, str) else "custom")
         if isinstance(self.memory, Budget):
             recipe = replace(recipe, memory=self.memory)
         elif self.memory is not None:
-            if not isinstance(self.memory, int) or isinstance(self.memory, bool):
+            if not isinstance(self.memory, Integral) or isinstance(self.memory, bool):
                 raise TreeringError(f"memory must be a number of images or a Budget, not {self.memory!r}")
-            recipe = replace(recipe, memory=replace(recipe.memory, kind="total", size=self.memory))
+            recipe = replace(recipe, memory=replace(recipe.memory, kind="total", size=int(self.memory)))
         return recipe
 
     def _create_method(self, pixels: Tensor) -> Method:
@@ -218,6 +222,14 @@ class Learner:
             self.progress(Progress(step, report.stage, report.epoch, report.epochs, report.image_passes, loss))
 
 
+@contextlib.contextmanager
+def _seeded_dropout(seed: int, device: torch.device) -> Iterator[None]:
+    """Layers that draw from torch's global generators draw from `seed`; the generators stay as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
 def _in_order(labels: set[Hashable]) -> list[Hashable]:
     """Sorted; labels that cannot be compared are sorted by their text."""
     try:
@@ -227,9 +239,11 @@ def _in_order(labels: set[Hashable]) -> list[Hashable]:
 
 
 def _label_array(labels: list[Hashable]) -> np.ndarray:
-    """Labels as a NumPy array of one dimension: of texts or numbers where they are, of objects otherwise."""
-    if isinstance(labels[0], str | int | float | bool):
-        return np.array(labels)
+    """Labels as a NumPy array of one dimension: of texts or numbers where NumPy keeps them, of objects otherwise."""
+    if type(labels[0]) in (str, int, float, bool):
+        plain = np.array(labels)
+        if [(type(label), label) for label in plain.tolist()] == [(type(label), label) for label in labels]:
+            return plain
     array = np.empty(len(labels), dtype=object)
     array[:] = labels
     return array

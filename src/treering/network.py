@@ -47,8 +47,13 @@ class IncrementalNetwork(nn.Module):
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` classes in all."""
+        if rows > len(self.bias):
+            self.resize(rows)
+
+    def resize(self, rows: int) -> None:
+        """Have exactly this many rows; the last go, or spare ones come."""
         extra = rows - len(self.bias)
-        if extra > 0:
+        if extra:
             self.weight = nn.Parameter(F.pad(self.weight.detach(), (0, 0, 0, extra)))
             self.bias = nn.Parameter(F.pad(self.bias.detach(), (0, extra)))
             self.head_of_class = self._segments(rows)
@@ -66,9 +71,9 @@ class IncrementalNetwork(nn.Module):
 
     def _segments(self, rows: int) -> Tensor:
         """The head of each row; spare rows form one segment of their own, number `rows`."""
-        spare = rows - self.classes
+        spare = max(rows - self.classes, 0)
         heads = torch.arange(len(self.head_sizes)).repeat_interleave(torch.tensor(self.head_sizes, dtype=torch.long))
-        return torch.cat([heads, torch.full((spare,), rows)]).to(self.bias.device)
+        return torch.cat([heads[:rows], torch.full((spare,), rows)]).to(self.bias.device)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Pixels divided by `pixel_scale`, less the mean image [5]."""

@@ -135,7 +135,7 @@ class Trainer:
 
     def prepare(self, images: int, image_shape: Sequence[int]) -> None:
         """On a GPU, capture a step with room for `images`: what later stages fit into need not be captured again."""
-        if self.captured:
+        if self.captured and self._step is None:
             device, columns = self.generator.device, len(self.network.bias)
             room = TrainingSet(
                 torch.zeros(images, *image_shape, dtype=torch.uint8, device=device),

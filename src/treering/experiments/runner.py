@@ -108,8 +108,9 @@ class StreamRun:
         self.record |= {"class_accuracy": [], "seconds_by_stage": {}}
 
     def prepare(self) -> None:
-        """Compile and capture, where the device does."""
-        self.method.trainer.prepare(self._largest_stage, self.method.network.mean_image.shape)
+        """Compile and capture once for the whole run, where the device does and the run is not finished yet."""
+        if not self.result_file.exists():
+            self.method.trainer.prepare(self._largest_stage, self.method.network.mean_image.shape)
 
     def __call__(self) -> dict[str, Any]:
         """Run to the end; returns the result, which is in the result file then."""
@@ -117,6 +118,7 @@ class StreamRun:
         if done is not None:
             return done
         self.state_file.parent.mkdir(parents=True, exist_ok=True)
+        self.prepare()
         in_flight = self._resume()
         self._clock = self._saved = time.perf_counter()
         for number, step in enumerate(self.stream):
@@ -266,7 +268,9 @@ class StreamRun:
         memory = {int(label): images.to(device) for label, images in _unprefixed("memory", tensors).items()}
         start = _unprefixed("start", tensors)
         generator = start.pop("generator")
-        self.method.restore({"head_sizes": head_sizes, "tensors": start, "exemplars": memory, "generator": generator})
+        snapshot = self.method.snapshot()  # for what the state file leaves out: the number of rows
+        snapshot |= {"head_sizes": head_sizes, "tensors": start, "exemplars": memory, "generator": generator}
+        self.method.restore(snapshot)
         states: dict[str, FitState] = {}
         for name, (number, epoch) in fits.items():
             parts = _unprefixed(name, tensors)

@@ -43,7 +43,7 @@ def find_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.Generator(device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise TreeringError(f"device {name!r} cannot be used here ({reason}): choose auto, cpu or cuda") from None

@@ -93,12 +93,14 @@ class Method(ABC):
         return {
             "head_sizes": list(self.network.head_sizes),
             "tensors": self.network.tensors(),
+            "rows": len(self.network.bias),
             "exemplars": dict(self.memory.exemplars),
             "generator": self.generator.get_state(),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go back to `snapshot`."""
+        self.network.resize(snapshot["rows"])
         self.network.load_tensors(snapshot["head_sizes"], snapshot["tensors"])
         self.memory.exemplars = dict(snapshot["exemplars"])
         self.generator.set_state(snapshot["generator"])

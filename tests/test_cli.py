@@ -1,0 +1,157 @@
+"""The command line: what is printed, where, and the exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import treering
+from treering import Augmentation, Schedule, TreeringError, cli, demo
+from treering.data import digits
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same everywhere: on a machine with a GPU too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+class Finished:
+    """A command that has ended: its exit code and what it printed."""
+
+    def __init__(self, code: Any, captured: Any) -> None:
+        self.code, self.out, self.err = code, captured.out, captured.err
+
+
+@pytest.fixture
+def treering_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command line as the `treering` program does, in 80 columns."""
+
+    monkeypatch.setattr(cli, "console", Console(width=80))
+
+    def run(*arguments: object) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["treering", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Finished(ended.value.code, capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def quick_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo with one epoch and a fifth of the images."""
+    pytest.importorskip("sklearn")
+    once = Schedule(epochs=1, lr=0.1)
+    recipe = replace(demo.RECIPE, training=once, balanced=once, augmentation=Augmentation(kind="none"))
+    whole = digits.load()
+    few = replace(whole, train_images=whole.train_images[::5], train_labels=whole.train_labels[::5])
+    monkeypatch.setattr(demo, "RECIPE", recipe)
+    monkeypatch.setattr(digits, "load", lambda: few)
+
+
+@pytest.mark.usefixtures("quick_demo")
+def test_the_demo_prints_a_table_and_where_the_picture_is(treering_command: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "a folder with spaces and a long name so that it does not fit into one line" / "pictures"
+    done = treering_command("demo", "--out", out, "--order", "1")
+    assert (done.code, done.err) == (0, "")
+    assert "…" not in done.out, "nothing is cut off in 80 columns"
+    rows = [line.split("│")[1:-1] for line in done.out.splitlines() if line.startswith("│")]
+    accuracies = [[float(cell) for cell in cells[1:]] for cells in rows if cells[1].strip()]
+    assert [len(row) for row in accuracies] == [7, 7]
+    assert all(0 <= value <= 100 for row in accuracies for value in row)
+    assert " ".join(cells[0].strip() for cells in rows) == "EEIL plain fine-tuning"
+    first = demo.class_order(10, 1)[:2]
+    assert f"+ {first[0]}, {first[1]}" in done.out
+    assert "100 of the old images" in done.out
+    for kind in ("png", "svg"):
+        assert str(out / f"digits.{kind}") in done.out
+        assert (out / f"digits.{kind}").stat().st_size > 10_000
+
+
+@pytest.mark.usefixtures("quick_demo")
+def test_a_picture_that_cannot_be_written_is_one_line_and_exit_code_2(treering_command: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").write_text("in the way")
+    done = treering_command("demo", "--out", tmp_path / "file" / "inside")
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("treering: cannot write to ")
+    assert str(tmp_path / "file" / "inside") in done.err
+    assert "Not a directory" in done.err
+    assert "Traceback" not in done.out + done.err
+
+
+def test_the_version_is_printed(treering_command: Any) -> None:
+    done = treering_command("--version")
+    assert (done.code, done.out, done.err) == (0, f"treering {treering.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (["juggle"], "juggle"),
+        (["demo", "--colour", "red"], "--colour"),
+        (["demo", "--order", "-1"], "--order"),
+        (["demo", "--order", "first"], "--order"),
+        (["demo", "now"], "now"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_is_exit_code_2_and_names_what_is_wrong(
+    treering_command: Any, arguments: list[str], fragment: str
+) -> None:
+    done = treering_command(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert fragment in done.err
+    assert "Traceback" not in done.err
+
+
+def test_help_names_the_commands(treering_command: Any) -> None:
+    done = treering_command("--help")
+    assert done.code == 0
+    assert "demo" in done.out
+    assert "without forgetting" in done.out
+
+
+def test_errors_are_printed_as_they_are_in_one_line(treering_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "[bold]no[/bold] markup " + "and no wrapping " * 20
+
+    def fail(*args: Any) -> None:
+        raise TreeringError(message)
+
+    monkeypatch.setattr(demo, "run", fail)
+    done = treering_command("demo")
+    assert (done.code, done.out, done.err) == (2, "", f"treering: {message}\n")
+
+
+def test_an_interrupted_command_has_the_exit_code_of_an_interruption(
+    treering_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "run", interrupt)
+    done = treering_command("demo")
+    assert done.code == 130
+    assert "Traceback" not in done.out + done.err
+
+
+def test_the_module_is_the_command() -> None:
+    path = str(Path(treering.__file__).parents[1])
+    run = subprocess.run(
+        [sys.executable, "-m", "treering", "--version"],
+        env={"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"treering {treering.__version__}\n", "")

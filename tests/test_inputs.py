@@ -1,0 +1,443 @@
+"""Whatever a user hands in is either understood or refused: in one line, by name, and with nothing changed."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SIDE, examples, images_of, state_of, tiny_learner
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from treering import Budget, Learner, Recipe, TreeringError, inputs
+
+LABELS = ["cat", "dog", "cat", "dog"]
+IMAGES = images_of(LABELS)
+GREY = images_of(LABELS, channels=1)
+
+
+class Pairs(Dataset):
+    """A map-style dataset of the given items."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+class Stream(IterableDataset):
+    """An iterable dataset of the given items."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+class Endless(Dataset):
+    """A map-style dataset that does not say how long it is."""
+
+    def __getitem__(self, index: int) -> Any:
+        return IMAGES[0], "cat"
+
+
+def frozen(images: np.ndarray) -> np.ndarray:
+    """A copy that cannot be written to, as memory maps often are."""
+    copied = images.copy()
+    copied.flags.writeable = False
+    return copied
+
+
+def objects(images: np.ndarray) -> np.ndarray:
+    """An array whose elements are images."""
+    array = np.empty(len(images), dtype=object)
+    for index, image in enumerate(images):
+        array[index] = image
+    return array
+
+
+def channels_first(images: np.ndarray) -> Tensor:
+    return torch.from_numpy(images).movedim(-1, 1)
+
+
+@pytest.fixture
+def every_warning() -> Iterator[None]:
+    """Torch gives some warnings once per process; here it gives all, and pytest makes errors of them."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+COLOUR_FORMS: dict[str, Callable[[np.ndarray], Any]] = {
+    "array": lambda x: x,
+    "float32 array": lambda x: (x / 255).astype(np.float32),
+    "float64 array": lambda x: x / 255,
+    "float16 array": lambda x: (x / 255).astype(np.float16),
+    "array in Fortran order": np.asfortranarray,
+    "array seen backwards": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+    "array that cannot be written to": frozen,
+    "object array of images": objects,
+    "tensor": channels_first,
+    "float tensor": lambda x: channels_first(x) / 255,
+    "double tensor": lambda x: channels_first(x).double() / 255,
+    "tensor with a gradient": lambda x: (channels_first(x) / 255).requires_grad_(),
+    "list of arrays": list,
+    "tuple of arrays": tuple,
+    "list of float arrays": lambda x: list(x / 255),
+    "list of tensors": lambda x: list(channels_first(x)),
+    "list of PIL images": lambda x: [Image.fromarray(image) for image in x],
+}
+GREY_FORMS: dict[str, Callable[[np.ndarray], Any]] = {
+    "array N x H x W": lambda x: x[..., 0],
+    "array N x H x W x 1": lambda x: x,
+    "float array": lambda x: x[..., 0] / 255,
+    "tensor N x H x W": lambda x: torch.from_numpy(x[..., 0]),
+    "tensor N x 1 x H x W": channels_first,
+    "list of H x W": lambda x: list(x[..., 0]),
+    "list of H x W x 1": list,
+    "list of tensors H x W": lambda x: list(torch.from_numpy(x[..., 0])),
+    "list of PIL images": lambda x: [Image.fromarray(image[..., 0]) for image in x],
+}
+
+
+@pytest.mark.usefixtures("every_warning")
+@pytest.mark.parametrize(
+    ("images", "form"),
+    [(IMAGES, form) for form in COLOUR_FORMS.values()] + [(GREY, form) for form in GREY_FORMS.values()],
+    ids=[f"colour {name}" for name in COLOUR_FORMS] + [f"grey {name}" for name in GREY_FORMS],
+)
+def test_every_form_of_the_same_images_gives_the_same_pixels(
+    images: np.ndarray, form: Callable[[np.ndarray], Any]
+) -> None:
+    pixels = inputs.as_images(form(images))
+    assert pixels.dtype == torch.uint8
+    assert pixels.shape == (4, images.shape[3], SIDE, SIDE)
+    assert np.array_equal(pixels.numpy(), np.moveaxis(images, -1, 1))
+
+
+def test_floats_of_every_grey_level_become_that_level_again() -> None:
+    levels = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
+    assert np.array_equal(inputs.as_images(levels / 255)[:, 0].numpy(), levels)
+
+
+def test_a_palette_image_is_not_mistaken_for_a_grey_one() -> None:
+    red = Image.new("P", (SIDE, SIDE))
+    red.putpalette([200, 10, 10])
+    try:
+        pixels = inputs.as_images([red])
+    except TreeringError:
+        return
+    assert pixels[0, :, 0, 0].tolist() == [200, 10, 10]
+
+
+def test_images_are_not_changed_by_being_read() -> None:
+    for images in (IMAGES.copy(), IMAGES / 255):
+        before = images.copy()
+        inputs.as_images(images)
+        assert np.array_equal(images, before)
+
+
+@pytest.mark.parametrize("kind", [Pairs, Stream])
+def test_a_dataset_brings_images_and_labels(kind: Callable[[list[Any]], Dataset]) -> None:
+    pixels, labels = inputs.as_examples(kind(list(zip(IMAGES, LABELS, strict=True))), None)
+    assert np.array_equal(pixels.numpy(), np.moveaxis(IMAGES, -1, 1))
+    assert labels == LABELS
+    only_images = inputs.as_images(kind(list(IMAGES)))
+    with_labels = inputs.as_images(kind(list(zip(IMAGES, LABELS, strict=True))))
+    assert torch.equal(only_images, pixels)
+    assert torch.equal(with_labels, pixels)
+
+
+def test_a_dataset_may_hold_tensors_and_labels_as_tensors_without_dimension() -> None:
+    items = [(image / 255, torch.tensor(number)) for number, image in enumerate(channels_first(IMAGES))]
+    pixels, labels = inputs.as_examples(Pairs(items), None)
+    assert np.array_equal(pixels.numpy(), np.moveaxis(IMAGES, -1, 1))
+    assert labels == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (("a", "b"), ["a", "b"]),
+        (np.array(["a", "b"]), ["a", "b"]),
+        (np.array(["a", "b"], dtype=object), ["a", "b"]),
+        ([np.str_("a"), np.str_("b")], ["a", "b"]),
+        (np.array([3, 1], dtype=np.int32), [3, 1]),
+        (torch.tensor([3, 1]), [3, 1]),
+        ([np.int64(3), np.int64(1)], [3, 1]),
+        ([torch.tensor(3), torch.tensor(1)], [3, 1]),
+        (range(2), [0, 1]),
+        (iter([3, 1]), [3, 1]),
+        (np.array([True, False]), [True, False]),
+        ([0.5, 1.5], [0.5, 1.5]),
+        ([(1, "a"), (2, "b")], [(1, "a"), (2, "b")]),
+        ([b"a", b"b"], [b"a", b"b"]),
+    ],
+    ids=lambda value: f"{type(value).__name__} of {type(value[0]).__name__}" if hasattr(value, "__len__") else None,
+)
+def test_labels_become_plain_values_of_their_own_type(given: Any, expected: list[Any]) -> None:
+    labels = inputs.as_labels(given)
+    assert labels == expected
+    assert [type(label) for label in labels] == [type(label) for label in expected]
+
+
+class Animal(enum.Enum):
+    CAT = 1
+    DOG = 2
+
+
+def test_labels_of_any_hashable_type_are_kept() -> None:
+    assert inputs.as_labels([Animal.CAT, Animal.DOG]) == [Animal.CAT, Animal.DOG]
+
+
+def rejected(learner: Learner, action: Callable[[Learner], object], fragment: str) -> None:
+    """`action` raises one error of one line that holds `fragment`, and leaves the learner as it was."""
+    before = state_of(learner)
+    with pytest.raises(ValueError) as caught:
+        action(learner)
+    error = caught.value
+    assert type(error) is TreeringError, f"{type(error).__name__}: {error}"
+    assert not isinstance(error.__context__, TreeringError), f"one error inside another: {error}"
+    assert "\n" not in str(error)
+    assert fragment in str(error)
+    assert state_of(learner) == before
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Learner:
+    """Knows cats and dogs, 8 x 8 in colour. Tests share it: none may change it, which is what they test."""
+    return tiny_learner(memory=4).partial_fit(*examples({"cat": 4, "dog": 4}))
+
+
+def with_value(value: float) -> np.ndarray:
+    images = IMAGES / 255
+    images[1, 2, 3, 0] = value
+    return images
+
+
+BAD_IMAGES: dict[str, tuple[Any, str]] = {
+    "an empty array": (np.zeros((0, 8, 8, 3), np.uint8), "no images"),
+    "an empty list": ([], "no images"),
+    "an empty tensor": (torch.zeros(0, 3, 8, 8), "no images"),
+    "nothing": (None, "NoneType"),
+    "a number": (5, "int"),
+    "a text": ("photos", "<U"),
+    "an array without dimensions": (np.array(5, np.uint8), "dimensions"),
+    "a tensor without dimensions": (torch.tensor(0.5), "dimensions"),
+    "an array of one dimension": (np.zeros(4, np.uint8), "1 dimensions"),
+    "an array of two dimensions": (IMAGES[0, :, :, 0], "2 dimensions"),
+    "an array of five dimensions": (IMAGES[None], "5 dimensions"),
+    "a list of stacks": ([IMAGES, IMAGES, IMAGES, IMAGES], "5 dimensions"),
+    "images without width": (IMAGES[:, :, :0], "0"),
+    "two channels": (IMAGES[..., :2], "not 2"),
+    "four channels": (np.concatenate([IMAGES, GREY], 3), "not 4"),
+    "a tensor with the channels last": (torch.from_numpy(IMAGES), "not 8"),
+    "PIL images with transparency": ([Image.new("RGBA", (8, 8))] * 4, "not 4"),
+    "an array of int64": (IMAGES.astype(np.int64), "int64"),
+    "an array of uint16": (IMAGES.astype(np.uint16), "uint16"),
+    "an array of bool": (IMAGES > 100, "bool"),
+    "an array of complex": (IMAGES.astype(complex), "complex128"),
+    "a tensor of int64": (channels_first(IMAGES).long(), "int64"),
+    "a tensor of bool": (channels_first(IMAGES) > 100, "bool"),
+    "a list of int64": (list(IMAGES.astype(np.int64)), "int64"),
+    "a list of nested lists": (IMAGES.tolist(), "int64"),
+    "an array of objects": (np.array([None] * 4, dtype=object), "object"),
+    "an array of texts": (np.array(["a.png"] * 4), "<U5"),
+    "a list of file names": (["a.png"] * 4, "<U5"),
+    "NaN": (with_value(np.nan), "image 1 holds NaN or infinity"),
+    "infinity": (with_value(np.inf), "image 1 holds NaN or infinity"),
+    "minus infinity": (with_value(-np.inf), "image 1 holds NaN or infinity"),
+    "NaN in a tensor": (channels_first(with_value(np.nan)), "image 1 holds NaN or infinity"),
+    "floats up to 255": (with_value(254.5), "254.5"),
+    "negative floats": (with_value(-0.25), "-0.25"),
+    "floats beyond float32": (with_value(1e300), "image 1"),
+    "images of several sizes": ([IMAGES[0], IMAGES[1], IMAGES[2][:5], IMAGES[3]], "(3, 5, 8)"),
+    "images of several channels": ([IMAGES[0], IMAGES[1], GREY[2], IMAGES[3]], "(1, 8, 8)"),
+    "images of several types": ([IMAGES[0], IMAGES[1], IMAGES[2] / 255, IMAGES[3]], "float32"),
+    "an image whose rows differ": ([[[1, 2], [3]]] * 4, "array"),
+}
+BAD_LABELS: dict[str, tuple[Any, str]] = {
+    "no labels": (None, "labels are missing"),
+    "one label too few": (LABELS[:3], "4 images but 3 labels"),
+    "one label too many": ([*LABELS, "cat"], "4 images but 5 labels"),
+    "no label in a list": ([], "4 images but 0 labels"),
+    "one text for all": ("cats", "'cats'"),
+    "one number for all": (7, "7"),
+    "an array without dimensions": (np.array(7), "()"),
+    "an array of two dimensions": (np.array(LABELS)[:, None], "(4, 1)"),
+    "a tensor of two dimensions": (torch.zeros(2, 2, dtype=torch.long), "(2, 2)"),
+    "nested lists": ([["cat"], ["dog"], ["cat"], ["dog"]], "['cat']"),
+    "tensors of one element": ([torch.tensor([0])] * 4, "tensor([0])"),
+    "None": (["cat", None, "dog", "cat"], "None"),
+    "an unhashable dictionary": (["cat", {"a": 1}, "dog", "cat"], "{'a': 1}"),
+    "a tuple that holds a list": ([(1, [2])] * 4, "(1, [2])"),
+    "NaN": ([0.5, float("nan"), 0.5, 0.5], "nan"),
+    "NaN in an array": (np.array([0.5, np.nan, 0.5, 0.5]), "nan"),
+    "infinity": ([0.5, float("inf"), 0.5, 0.5], "inf"),
+    "texts and numbers mixed": (["cat", 1, "dog", "cat"], "label 1 is of type int"),
+    "numbers and truth values mixed": ([0, True, 1, 0], "label True is of type bool"),
+    "whole numbers and fractions mixed": ([0, 1.5, 1, 0], "label 1.5 is of type float"),
+}
+BAD_DATASETS: dict[str, tuple[Any, Any, str]] = {
+    "an empty dataset": (Pairs([]), None, "no images"),
+    "a dataset and labels": (Pairs(list(zip(IMAGES, LABELS, strict=True))), LABELS, "leave the labels out"),
+    "a dataset without labels": (Pairs(list(IMAGES)), None, "pair (image, label)"),
+    "a dataset of triples": (Pairs([(IMAGES[0], "cat", 1)]), None, "pair (image, label)"),
+    "a dataset of images in tuples": (Pairs([(IMAGES[0],)]), None, "pair (image, label)"),
+    "a dataset with one bad item": (Pairs([(IMAGES[0], "cat"), None]), None, "pair (image, label)"),
+    "an endless dataset": (Endless(), None, "Endless"),
+    "a dataset of several sizes": (Pairs([(IMAGES[0], "cat"), (IMAGES[1][:5], "dog")]), None, "(3, 5, 8)"),
+}
+BAD_FITS = (
+    {f"images: {name}": (images, LABELS, fragment) for name, (images, fragment) in BAD_IMAGES.items()}
+    | {f"labels: {name}": (IMAGES, labels, fragment) for name, (labels, fragment) in BAD_LABELS.items()}
+    | BAD_DATASETS
+)
+
+
+@pytest.mark.parametrize(("images", "labels", "fragment"), BAD_FITS.values(), ids=BAD_FITS)
+def test_bad_examples_are_refused_before_anything_is_learnt(images: Any, labels: Any, fragment: str) -> None:
+    rejected(tiny_learner(), lambda learner: learner.partial_fit(images, labels), fragment)
+
+
+@pytest.mark.parametrize(("images", "labels", "fragment"), BAD_FITS.values(), ids=BAD_FITS)
+def test_bad_examples_leave_what_was_learnt_before_untouched(
+    fitted: Learner, images: Any, labels: Any, fragment: str
+) -> None:
+    rejected(fitted, lambda learner: learner.partial_fit(images, labels), fragment)
+
+
+@pytest.mark.parametrize(("images", "fragment"), BAD_IMAGES.values(), ids=BAD_IMAGES)
+def test_bad_images_cannot_be_predicted(fitted: Learner, images: Any, fragment: str) -> None:
+    rejected(fitted, lambda learner: learner.predict(images), fragment)
+    rejected(fitted, lambda learner: learner.predict_proba(images), fragment)
+    rejected(fitted, lambda learner: learner.score(images, LABELS), fragment)
+
+
+@pytest.mark.parametrize(("labels", "fragment"), BAD_LABELS.values(), ids=BAD_LABELS)
+def test_bad_labels_cannot_be_scored(fitted: Learner, labels: Any, fragment: str) -> None:
+    rejected(fitted, lambda learner: learner.score(IMAGES, labels), fragment)
+
+
+@pytest.mark.parametrize(
+    ("images", "fragment"),
+    [
+        (images_of(LABELS, side=9), "9 x 9 pixels"),
+        (IMAGES[:, :, :6], "8 x 6 pixels"),
+        (IMAGES[:, :6], "6 x 8 pixels"),
+        (GREY, "1 channel"),
+        (GREY[..., 0] / 255, "1 channel"),
+    ],
+    ids=["larger", "narrower", "lower", "grey", "grey floats"],
+)
+def test_images_of_another_shape_than_before_are_refused(fitted: Learner, images: np.ndarray, fragment: str) -> None:
+    rejected(fitted, lambda learner: learner.partial_fit(images, LABELS), fragment)
+    rejected(fitted, lambda learner: learner.predict(images), fragment)
+    rejected(fitted, lambda learner: learner.score(images, LABELS), fragment)
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "fragment"),
+    [
+        ("cat", 1, "label 1 is of type int"),
+        ("cat", b"cat", "label b'cat' is of type bytes"),
+        (1, "1", "label '1' is of type str"),
+        (1, True, "label True is of type bool"),
+        (1, 1.0, "label 1.0 is of type float"),
+        ((1, 2), 12, "label 12 is of type int"),
+    ],
+    ids=repr,
+)
+def test_labels_of_another_type_than_before_are_refused(known: Any, given: Any, fragment: str) -> None:
+    learner = tiny_learner().partial_fit(IMAGES, [known] * 4)
+    rejected(learner, lambda learner: learner.partial_fit(IMAGES, [given] * 4), fragment)
+
+
+def test_a_memory_smaller_than_the_number_of_classes_is_refused_in_the_first_step() -> None:
+    rejected(tiny_learner(memory=1), lambda learner: learner.partial_fit(IMAGES, LABELS), "1 images cannot hold 2")
+
+
+def test_a_memory_smaller_than_the_number_of_classes_is_refused_in_a_later_step(fitted: Learner) -> None:
+    new = examples({"owl": 2, "elk": 2, "fox": 2})
+    rejected(fitted, lambda learner: learner.partial_fit(*new), "4 images cannot hold 5")
+
+
+class Returning(nn.Module):
+    """A backbone that gives whatever `answer` makes of the images."""
+
+    def __init__(self, answer: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.answer(x)
+
+
+def fail(x: Tensor) -> Tensor:
+    raise RuntimeError("the weights are lost\nsee above")
+
+
+def fail_silently(x: Tensor) -> Tensor:
+    raise KeyError
+
+
+BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "a backbone with maps for features": ({"backbone": nn.Conv2d(3, 4, 3)}, "(2, 4, 6, 6)"),
+    "a backbone with three dimensions": ({"backbone": Returning(lambda x: x.flatten(2))}, "(2, 3, 64)"),
+    "a backbone without a row per image": ({"backbone": Returning(lambda x: x.mean((2, 3))[:1])}, "(1, 3)"),
+    "a backbone without features": ({"backbone": Returning(lambda x: x.flatten(1)[:, :0])}, "(2, 0)"),
+    "a backbone that gives a tuple": ({"backbone": Returning(lambda x: (x.mean((2, 3)),))}, "tuple"),
+    "a backbone that gives a number": ({"backbone": Returning(lambda x: 3)}, "int"),
+    "a backbone that gives nothing": ({"backbone": Returning(lambda x: None)}, "NoneType"),
+    "a backbone with whole numbers": ({"backbone": Returning(lambda x: x.flatten(1).long())}, "int64"),
+    "a backbone that fails": ({"backbone": Returning(fail)}, "the weights are lost"),
+    "a backbone that fails silently": ({"backbone": Returning(fail_silently)}, "KeyError"),
+    "a backbone for grey images": ({"backbone": nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten())}, "(3, 8, 8)"),
+    "an unknown backbone": ({"backbone": "resnet33"}, "'resnet33'; did you mean resnet32?"),
+    "a backbone of no known name": ({"backbone": "vgg"}, "'vgg'"),
+    "a number as backbone": ({"backbone": 5}, "5"),
+    "a class as backbone": ({"backbone": nn.Flatten}, "Flatten"),
+    "an unknown backbone in the recipe": ({"backbone": None, "recipe": Recipe(backbone="vgg")}, "'vgg'"),
+    "an unknown method": ({"method": "eiel"}, "'eiel'; did you mean eeil?"),
+    "a method of no known name": ({"method": "magic"}, "'magic'"),
+    "an unknown device": ({"device": "abacus"}, "'abacus'"),
+    "a device that is not there": ({"device": "cuda:77"}, "'cuda:77'"),
+    "a device that cannot compute": ({"device": "meta"}, "'meta'"),
+    "a memory in words": ({"memory": "many"}, "'many'"),
+    "a memory of a fraction": ({"memory": 2.5}, "2.5"),
+    "a memory of a truth value": ({"memory": True}, "True"),
+    "no memory at all": ({"memory": 0}, "not 0"),
+    "a negative memory": ({"memory": -3}, "not -3"),
+    "a text as seed": ({"seed": "lucky"}, "'lucky'"),
+    "no seed": ({"seed": None}, "None"),
+}
+
+
+@pytest.mark.parametrize(("settings", "fragment"), BAD_SETTINGS.values(), ids=BAD_SETTINGS)
+def test_bad_settings_are_refused_at_the_first_step(settings: dict[str, Any], fragment: str) -> None:
+    rejected(tiny_learner(**settings), lambda learner: learner.partial_fit(IMAGES, LABELS), fragment)
+
+
+@pytest.mark.parametrize("budget", [{"size": 0}, {"kind": "per-class", "size": -1}])
+def test_a_budget_without_room_cannot_be_made(budget: dict[str, Any]) -> None:
+    with pytest.raises(TreeringError, match=str(budget["size"])):
+        Budget(**budget)
+
+
+def test_a_learner_that_refused_its_first_images_can_learn_others(fitted: Learner) -> None:
+    learner = tiny_learner(memory=4)
+    rejected(learner, lambda learner: learner.partial_fit(IMAGES[:0], []), "no images")
+    rejected(learner, lambda learner: learner.partial_fit(*examples(dict.fromkeys("abcde", 1))), "cannot hold 5")
+    assert state_of(learner.partial_fit(*examples({"cat": 4, "dog": 4}))) == state_of(fitted)

@@ -1,0 +1,559 @@
+"""`Learner` from outside: labels, shapes, scikit-learn's conventions, interruptions, seeds, and any stream of steps."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import (
+    RECIPE,
+    SIDE,
+    TinyFeatures,
+    examples,
+    images_of,
+    kept,
+    method_of,
+    run_python,
+    state_of,
+    tiny_learner,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from treering import Augmentation, Budget, Learner, Optimizer, Progress, Recipe, Schedule, TreeringError
+
+LONG = {"training": Schedule(epochs=15, lr=0.1), "balanced": Schedule(epochs=8, lr=0.02)}
+"""Enough epochs to learn colours for certain."""
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+    TWO = 2
+
+
+class Plain(enum.Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+LABEL_PAIRS: dict[str, tuple[Any, Any]] = {
+    "texts": ("cat", "dog"),
+    "texts with accents": ("Käfer", "蝶"),
+    "texts that end in zero bytes": ("cat", "cat\0"),
+    "empty text": ("", "cat"),
+    "whole numbers": (3, 17),
+    "negative numbers": (-5, 2),
+    "very large numbers": (10**30, 10**30 + 1),
+    "numbers around the end of int64": (-1, 2**63),
+    "truth values": (False, True),
+    "fractions": (0.5, 2.5),
+    "bytes": (b"a", b"b"),
+    "tuples": ((1, "a"), (2, "b")),
+    "tuples of several lengths": ((1,), (1, 2)),
+    "enumerations": (Plain.FIRST, Plain.SECOND),
+    "enumerations of texts": (Colour.BLUE, Colour.RED),
+    "enumerations of numbers": (Number.ONE, Number.TWO),
+}
+
+
+@pytest.mark.parametrize("pair", LABEL_PAIRS.values(), ids=LABEL_PAIRS)
+def test_labels_come_back_as_they_were_given(pair: tuple[Any, Any]) -> None:
+    images, names = examples({"first": 10, "second": 10})
+    labels = [pair[name == "second"] for name in names]
+    learner = tiny_learner(**LONG).partial_fit(images, labels)
+    predicted = learner.predict(images).tolist()
+    assert learner.classes_.tolist() == list(pair)
+    assert predicted == labels
+    assert [type(label) for label in predicted] == [type(label) for label in labels]
+    assert learner.score(images, labels) == 1.0
+    assert list(learner.exemplars_) == list(pair)
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, list, tuple], ids=["array", "tensor", "list", "tuple"])
+def test_labels_may_come_in_any_container(make: Callable[[list[int]], Any]) -> None:
+    images, labels = examples({7: 5, 3: 5})
+    assert state_of(tiny_learner().partial_fit(images, make(labels))) == state_of(
+        tiny_learner().partial_fit(images, labels)
+    )
+
+
+def test_classes_follow_the_steps_and_are_sorted_within_a_step() -> None:
+    learner = tiny_learner()
+    learner.partial_fit(*examples({"owl": 3, "bee": 3, "fox": 3}))
+    assert learner.classes_.tolist() == ["bee", "fox", "owl"]
+    learner.partial_fit(*examples({"eel": 3, "fox": 3, "ant": 3}))
+    assert learner.classes_.tolist() == ["bee", "fox", "owl", "ant", "eel"]
+
+
+def test_labels_that_cannot_be_compared_are_sorted_by_their_text() -> None:
+    pair = [Plain.SECOND, Plain.FIRST] * 3
+    assert tiny_learner().partial_fit(images_of(pair), pair).classes_.tolist() == [Plain.FIRST, Plain.SECOND]
+
+
+def test_the_order_of_classes_does_not_depend_on_the_order_of_images() -> None:
+    images, labels = examples({"owl": 4, "bee": 4})
+    forwards = tiny_learner().partial_fit(images, labels)
+    backwards = tiny_learner().partial_fit(images[::-1], labels[::-1])
+    assert forwards.classes_.tolist() == backwards.classes_.tolist() == ["bee", "owl"]
+
+
+def test_probabilities_sum_to_one_and_their_columns_follow_classes() -> None:
+    learner = tiny_learner(memory=30, **LONG)
+    learner.partial_fit(*examples({"owl": 12, "bee": 12}))
+    learner.partial_fit(*examples({"ant": 12}, seed=1))
+    images, labels = examples({"owl": 5, "ant": 5, "bee": 5}, seed=2)
+    probabilities = learner.predict_proba(images)
+    assert probabilities.shape == (15, 3)
+    assert probabilities.dtype == np.float64
+    assert (probabilities >= 0).all()
+    assert np.allclose(probabilities.sum(1), 1, atol=1e-6)
+    columns = [learner.classes_.tolist().index(label) for label in labels]
+    assert np.mean(probabilities[np.arange(15), columns] > 0.5) > 0.9
+    assert (learner.predict(images) == learner.classes_[probabilities.argmax(1)]).all()
+
+
+def test_the_score_is_the_share_of_right_predictions() -> None:
+    learner = tiny_learner().partial_fit(*examples({"owl": 12, "bee": 12}))
+    images = images_of(["owl", "bee"] * 5, seed=3)
+    predicted = learner.predict(images).tolist()
+    wrong = {"owl": "bee", "bee": "owl"}
+    labels = [wrong[name] if index < 3 else name for index, name in enumerate(predicted)]
+    assert learner.score(images, labels) == pytest.approx(0.7)
+    assert learner.score(images, predicted) == 1.0
+    assert learner.score(images, ["yak"] * 10) == 0.0
+
+
+def test_one_image_can_be_predicted() -> None:
+    learner = tiny_learner().partial_fit(*examples({"owl": 4, "bee": 4}))
+    images = images_of(["owl", "bee"])
+    assert np.allclose(learner.predict_proba(images[:1]), learner.predict_proba(images)[:1], atol=1e-6)
+
+
+def test_predictions_do_not_change_the_learner(two_steps: Learner) -> None:
+    before = state_of(two_steps)
+    images, labels = examples({"cat": 3, "owl": 3}, seed=4)
+    first = two_steps.predict_proba(images)
+    two_steps.predict(images)
+    two_steps.score(images, labels)
+    assert np.array_equal(two_steps.predict_proba(images), first)
+    assert state_of(two_steps) == before
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda learner: learner.predict(images_of("a")),
+        lambda learner: learner.predict_proba(images_of("a")),
+        lambda learner: learner.score(images_of("a"), ["a"]),
+        lambda learner: learner.classes_,
+        lambda learner: learner.exemplars_,
+        lambda learner: learner.save("nowhere"),
+    ],
+    ids=["predict", "predict_proba", "score", "classes_", "exemplars_", "save"],
+)
+def test_a_learner_that_has_learnt_nothing_says_so(action: Callable[[Learner], object]) -> None:
+    with pytest.raises(TreeringError, match="learnt nothing yet: call partial_fit first"):
+        action(tiny_learner())
+
+
+class Pairs(Dataset):
+    def __init__(self, images: Any, labels: list[Any]) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.images[index], self.labels[index]
+
+
+class Stream(IterableDataset):
+    def __init__(self, images: Any, labels: list[Any]) -> None:
+        self.images, self.labels = images, labels
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return zip(self.images, self.labels, strict=True)
+
+
+IMAGE_FORMS: dict[str, Callable[[np.ndarray], Any]] = {
+    "floats": lambda x: x / 255,
+    "tensor": lambda x: torch.from_numpy(x).movedim(-1, 1),
+    "float tensor": lambda x: torch.from_numpy(x).movedim(-1, 1) / 255,
+    "list of arrays": list,
+    "list of PIL images": lambda x: [Image.fromarray(image.squeeze()) for image in x],
+}
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # test_inputs.py has a test of its own
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("form", IMAGE_FORMS.values(), ids=IMAGE_FORMS)
+def test_the_same_images_in_another_form_teach_and_predict_the_same(
+    form: Callable[[np.ndarray], Any], channels: int
+) -> None:
+    steps = [examples({0: 4, 1: 4}, channels=channels), examples({2: 4}, seed=1, channels=channels)]
+    first, second = (tiny_learner(backbone="small") for _ in range(2))
+    for images, labels in steps:
+        first.partial_fit(images, labels)
+        second.partial_fit(form(images), labels)
+    assert state_of(first) == state_of(second)
+    images = steps[0][0]
+    assert np.array_equal(first.predict_proba(images), second.predict_proba(form(images)))
+
+
+def test_grey_images_need_no_channel_dimension() -> None:
+    images, labels = examples({0: 4, 1: 4}, channels=1)
+    first, second = (tiny_learner(backbone=TinyFeatures(channels=1)) for _ in range(2))
+    assert state_of(first.partial_fit(images, labels)) == state_of(second.partial_fit(images[..., 0], labels))
+    assert np.array_equal(first.predict_proba(images), first.predict_proba(images[..., 0]))
+    assert first.exemplars_[0].shape[1:] == (SIDE, SIDE, 1)
+
+
+@pytest.mark.parametrize("kind", [Pairs, Stream])
+def test_a_dataset_teaches_the_same_as_its_arrays(kind: Callable[..., Dataset]) -> None:
+    images, labels = examples({"a": 4, "b": 4})
+    first = tiny_learner().partial_fit(images, labels)
+    second = tiny_learner().partial_fit(kind(images, labels))
+    assert state_of(first) == state_of(second)
+    assert np.array_equal(first.predict_proba(images), second.predict_proba(kind(images, labels)))
+    assert second.score(kind(images, labels)) == first.score(images, labels)
+
+
+def test_a_tensor_dataset_teaches_the_same_as_its_arrays() -> None:
+    images, labels = examples({3: 4, 5: 4})
+    dataset = TensorDataset(torch.from_numpy(images).movedim(-1, 1) / 255, torch.tensor(labels))
+    assert state_of(tiny_learner().partial_fit(dataset)) == state_of(tiny_learner().partial_fit(images, labels))
+
+
+def test_images_need_not_be_square() -> None:
+    images, labels = examples({"a": 4, "b": 4}, side=12)
+    learner = tiny_learner().partial_fit(images[:, :7], labels)
+    assert learner.exemplars_["a"].shape[1:] == (7, 12, 3)
+    assert learner.predict(images[:, :7]).shape == (8,)
+
+
+def test_the_given_images_and_labels_are_not_changed() -> None:
+    for channels in (1, 3):
+        images, labels = examples({"a": 6, "b": 6}, channels=channels)
+        images_before, labels_before = images.copy(), list(labels)
+        learner = tiny_learner(backbone=TinyFeatures(channels))
+        learner.partial_fit(images, labels).predict(images)
+        assert np.array_equal(images, images_before)
+        assert labels == labels_before
+
+
+def test_what_is_kept_does_not_change_when_the_given_array_does() -> None:
+    images, labels = examples({"a": 6, "b": 6}, channels=1)
+    learner = tiny_learner(backbone=TinyFeatures(1)).partial_fit(images[..., 0], labels)
+    before = state_of(learner)
+    images[:] = 0
+    assert state_of(learner) == before
+
+
+def test_exemplars_are_the_images_that_were_given() -> None:
+    images, labels = examples({"a": 6, "b": 4})
+    exemplars = tiny_learner(memory=8).partial_fit(images, labels).exemplars_
+    assert {name: part.shape for name, part in exemplars.items()} == {"a": (4, 8, 8, 3), "b": (4, 8, 8, 3)}
+    for name, part in exemplars.items():
+        own = [image for image, label in zip(images, labels, strict=True) if label == name]
+        assert all(any(np.array_equal(image, candidate) for candidate in own) for image in part)
+
+
+def test_history_tells_the_classes_and_images_of_each_step(two_steps: Learner) -> None:
+    two_steps.partial_fit(*examples({"cat": 2, "ant": 3}, seed=2))
+    records = two_steps.history_
+    assert [record["step"] for record in records] == [1, 2, 3]
+    assert [record["new_classes"] for record in records] == [["cat", "dog"], ["owl"], ["ant"]]
+    assert [record["images"] for record in records] == [
+        [["cat", 6], ["dog", 5]],
+        [["owl", 6]],
+        [["ant", 3], ["cat", 2]],
+    ]
+    records[0]["new_classes"].append("nonsense")
+    assert two_steps.history_[0]["new_classes"] == ["cat", "dog"]
+
+
+def test_parameters_are_those_of_the_constructor() -> None:
+    arguments = {
+        "backbone": TinyFeatures(),
+        "memory": 7,
+        "recipe": RECIPE,
+        "seed": 3,
+        "device": "cpu",
+        "progress": lambda now: None,
+    }
+    learner = Learner(**arguments)
+    assert all(learner.get_params()[name] is value for name, value in arguments.items())
+    assert learner.set_params(seed=4, memory=Budget("per-class", 2)) is learner
+    assert (learner.seed, learner.memory) == (4, Budget("per-class", 2))
+    with pytest.raises(TreeringError, match="unknown parameter colour; valid: backbone, memory"):
+        learner.set_params(colour="red")
+
+
+def test_parameters_set_later_count_as_if_they_had_been_given() -> None:
+    given = examples({"a": 5, "b": 5})
+    late = Learner().set_params(**tiny_learner(seed=5, memory=6).get_params())
+    assert state_of(late.partial_fit(*given)) == state_of(tiny_learner(seed=5, memory=6).partial_fit(*given))
+
+
+def test_scikit_learns_clone_has_the_parameters_and_has_learnt_nothing(two_steps: Learner) -> None:
+    base = pytest.importorskip("sklearn.base")
+    copied = base.clone(two_steps)
+    assert copied.recipe == two_steps.recipe
+    with pytest.raises(TreeringError, match="learnt nothing yet"):
+        copied.classes_  # noqa: B018
+    given = examples({"cat": 6, "dog": 5})
+    assert state_of(copied.partial_fit(*given)) == state_of(tiny_learner().partial_fit(*given))
+
+
+def test_the_defaults_are_the_papers_recipe() -> None:
+    assert Learner()._resolved_recipe() == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        (None, Budget("per-class", 9, "random")),
+        (5, Budget("total", 5, "random")),
+        (Budget("per-class", 3, "histogram"), Budget("per-class", 3, "histogram")),
+    ],
+    ids=["recipe's", "number", "budget"],
+)
+def test_the_memory_given_replaces_the_recipes(memory: int | Budget | None, expected: Budget) -> None:
+    recipe = Recipe(backbone="small", memory=Budget("per-class", 9, "random"))
+    assert Learner(recipe=recipe, memory=memory)._resolved_recipe().memory == expected
+
+
+def test_a_named_backbone_replaces_the_recipes() -> None:
+    learner = tiny_learner(backbone="small", recipe=Recipe(backbone="resnet18"))
+    learner.set_params(recipe=Recipe(backbone="resnet18", training=RECIPE.training, balanced=RECIPE.balanced))
+    learner.partial_fit(*examples({"a": 2, "b": 2}))
+    assert method_of(learner).recipe.backbone == "small"
+    assert method_of(learner).network.feature_size == 64
+
+
+def test_a_module_as_backbone_is_copied_and_itself_never_changes() -> None:
+    module = TinyFeatures()
+    module.eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    learner = tiny_learner(backbone=module)
+    learner.partial_fit(*examples({"a": 5, "b": 5})).partial_fit(*examples({"c": 5}))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert not module.training
+    learnt = method_of(learner).network.features.state_dict()
+    assert not torch.equal(learnt["convolution.weight"], before["convolution.weight"])
+    assert not torch.equal(learnt["norm.running_mean"], before["norm.running_mean"])
+
+
+def test_frozen_weights_of_a_module_stay_as_they_are() -> None:
+    module = TinyFeatures()
+    module.convolution.weight.requires_grad_(False)
+    learner = tiny_learner(backbone=module).partial_fit(*examples({"a": 5, "b": 5}))
+    learnt = method_of(learner).network.features
+    assert torch.equal(learnt.convolution.weight, module.convolution.weight)
+    assert not torch.equal(learnt.norm.weight, module.norm.weight)
+
+
+def test_progress_tells_step_stage_epoch_and_loss() -> None:
+    seen: list[Progress] = []
+    learner = tiny_learner(progress=seen.append, memory=20)
+    learner.partial_fit(*examples({"a": 10, "b": 10})).partial_fit(*examples({"c": 10}))
+    assert [(now.step, now.stage, now.epoch, now.epochs) for now in seen] == [
+        (1, "training", 1, 2),
+        (1, "training", 2, 2),
+        (2, "training", 1, 2),
+        (2, "training", 2, 2),
+        (2, "balanced", 1, 1),
+    ]
+    # 20 images in batches of 16 are two batches; then 10 new and 20 kept; then ten of each class.
+    assert [now.image_passes for now in seen] == [32, 32, 32, 32, 32]
+    assert all(isinstance(now.loss, float) and 0 < now.loss < 20 for now in seen)
+    assert seen[1].loss < seen[0].loss
+
+
+class Interruption:
+    """Raises at the n-th report of progress."""
+
+    def __init__(self, at: int, error: type[BaseException]) -> None:
+        self.left, self.error = at, error
+
+    def __call__(self, now: Progress) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_interrupted_step_leaves_the_learner_as_it_was_and_able_to_go_on(
+    at: int, error: type[BaseException]
+) -> None:
+    first, second, third = examples({"a": 6, "b": 5}), examples({"c": 6, "a": 2}, seed=1), examples({"d": 3}, seed=2)
+    undisturbed = tiny_learner().partial_fit(*first)
+    learner = tiny_learner().partial_fit(*first)
+    learner.progress = Interruption(at, error)
+    before, answers = state_of(learner), learner.predict_proba(first[0])
+    with pytest.raises(error):
+        learner.partial_fit(*second)
+    assert state_of(learner) == before
+    assert np.array_equal(learner.predict_proba(first[0]), answers)
+    learner.progress = None
+    for step in (second, third):
+        assert state_of(learner.partial_fit(*step)) == state_of(undisturbed.partial_fit(*step))
+
+
+def test_an_interrupted_first_step_leaves_nothing_learnt() -> None:
+    given = examples({"a": 6, "b": 5})
+    learner = tiny_learner(progress=Interruption(2, KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        learner.partial_fit(*given)
+    with pytest.raises(TreeringError, match="learnt nothing"):
+        learner.predict(given[0])
+    learner.progress = None
+    assert state_of(learner.partial_fit(*given)) == state_of(tiny_learner().partial_fit(*given))
+
+
+def test_an_interrupted_step_leaves_no_trace_in_a_step_with_other_classes() -> None:
+    first, dropped, taken = examples({"a": 6, "b": 5}), examples({"c": 4, "d": 4, "e": 4}), examples({"f": 5})
+    learner = tiny_learner().partial_fit(*first)
+    learner.progress = Interruption(1, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        learner.partial_fit(*dropped)
+    learner.progress = None
+    undisturbed = tiny_learner().partial_fit(*first)
+    assert state_of(learner.partial_fit(*taken)) == state_of(undisturbed.partial_fit(*taken))
+
+
+def test_an_interruption_in_the_memory_update_leaves_the_learner_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = tiny_learner().partial_fit(*examples({"a": 6, "b": 6}))
+    before = state_of(learner)
+
+    def interrupt(label: int, images: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(method_of(learner).memory, "store", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        learner.partial_fit(*examples({"c": 6}))
+    assert state_of(learner) == before
+
+
+class Dropping(TinyFeatures):
+    """A backbone that drops features at random while it trains."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+def global_randomness() -> tuple[bytes, str, str]:
+    return torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state()), repr(random.getstate())
+
+
+@pytest.mark.parametrize("backbone", ["small", TinyFeatures(), Dropping()], ids=["name", "module", "with dropout"])
+def test_learning_and_predicting_leave_the_global_random_state_alone(backbone: str | nn.Module) -> None:
+    learner = tiny_learner(backbone=backbone, augmentation=Augmentation(padding=1))
+    before = global_randomness()
+    learner.partial_fit(*examples({"a": 2, "b": 2})).partial_fit(*examples({"c": 2}))
+    learner.predict(images_of("ab"))
+    assert global_randomness() == before
+
+
+@pytest.mark.parametrize("backbone", ["small", TinyFeatures(), Dropping()], ids=["name", "module", "with dropout"])
+def test_the_seed_alone_decides_the_result(backbone: str | nn.Module) -> None:
+    def learnt(seed: int, global_seed: int) -> dict[str, Any]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(global_seed)
+            learner = tiny_learner(backbone=backbone, seed=seed, augmentation=Augmentation(padding=1))
+            return state_of(learner.partial_fit(*examples({"a": 2, "b": 2})).partial_fit(*examples({"c": 2})))
+
+    assert learnt(seed=0, global_seed=1) == learnt(seed=0, global_seed=2)
+    assert learnt(seed=0, global_seed=1)["weights"] != learnt(seed=1, global_seed=1)["weights"]
+
+
+ONE_RUN = """
+import hashlib, sys
+from conftest import examples, state_of, tiny_learner
+from treering import Augmentation
+learner = tiny_learner(backbone="small", seed=int(sys.argv[1]), augmentation=Augmentation(padding=1))
+learner.partial_fit(*examples({"cat": 5, "dog": 4, "elk": 3})).partial_fit(*examples({"owl": 5, "cat": 2}, seed=1))
+sys.stdout.write(hashlib.sha256(repr(state_of(learner)).encode()).hexdigest())
+"""
+
+
+def test_another_process_gives_the_same_bits_for_the_same_seed() -> None:
+    there = [run_python(ONE_RUN, 3, PYTHONHASHSEED=salt) for salt in ("1", "2")]
+    learner = tiny_learner(backbone="small", seed=3, augmentation=Augmentation(padding=1))
+    learner.partial_fit(*examples({"cat": 5, "dog": 4, "elk": 3})).partial_fit(*examples({"owl": 5, "cat": 2}, seed=1))
+    here = hashlib.sha256(repr(state_of(learner)).encode()).hexdigest()
+    assert [(run.stdout, run.stderr) for run in there] == [(here, "")] * 2
+
+
+STEPS = st.lists(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4
+)
+BUDGETS = st.one_of(
+    st.builds(Budget, kind=st.just("total"), size=st.integers(6, 17), selection=st.sampled_from(["herding", "random"])),
+    st.builds(Budget, kind=st.just("per-class"), size=st.integers(1, 4)),
+)
+
+
+@settings(max_examples=25, deadline=None, database=None)
+@given(steps=STEPS, budget=BUDGETS, seed=st.integers(0, 3))
+def test_any_stream_and_any_budget_keep_the_laws_of_the_memory(
+    steps: list[dict[str, int]], budget: Budget, seed: int
+) -> None:
+    schedule = Schedule(epochs=1, lr=0.05)
+    learner = tiny_learner(memory=budget, seed=seed, training=schedule, balanced=schedule)
+    memory: dict[str, list[bytes]] = {}
+    order: list[str] = []
+    for number, counts in enumerate(steps):
+        images, labels = examples(counts, seed=100 * seed + number)
+        own = {name: kept(images[np.array(labels) == name]) for name in counts}
+        learner.partial_fit(images, labels)
+        order += sorted(set(counts) - set(order))
+        quota = budget.size // len(order) if budget.kind == "total" else budget.size
+        now = {name: kept(part) for name, part in learner.exemplars_.items()}
+
+        assert list(learner.classes_) == order
+        assert set(now) == set(order)
+        if budget.kind == "total":
+            assert sum(map(len, now.values())) <= budget.size
+        for name, part in now.items():
+            had = memory.get(name, [])
+            if name in counts:
+                pool = had + own[name]
+                assert len(part) == min(quota, len(pool))
+                assert len(set(part)) == len(part)
+                assert set(part) <= set(pool)
+            else:
+                assert part == had[:quota]
+        memory = now
+        assert set(learner.predict(images).tolist()) <= set(order)
+
+    with tempfile.TemporaryDirectory() as folder:
+        learner.save(folder)
+        loaded = Learner.load(folder, backbone=TinyFeatures(), device="cpu")
+    assert np.array_equal(loaded.predict_proba(images), learner.predict_proba(images))
+    assert state_of(loaded) == state_of(learner)
+
+
+def test_the_optimisers_settings_of_the_recipe_are_used() -> None:
+    given = examples({"a": 10, "b": 10})
+    states = [
+        state_of(tiny_learner(optimizer=optimizer).partial_fit(*given))["weights"]
+        for optimizer in (Optimizer(batch_size=16), Optimizer(batch_size=16, noise_eta=0), Optimizer(batch_size=5))
+    ]
+    assert states[0] != states[1] != states[2]
