@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format tables clean
 
 demo: $(VENV)/demo-installed
 	$(BIN)/treering demo
@@ -20,6 +20,9 @@ lint: $(VENV)/dev-installed
 format: $(VENV)/dev-installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+tables: $(VENV)/dev-installed
+	$(BIN)/python -m treering.experiments.tables README.md results
 
 clean:
 	rm -rf $(VENV)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,11 @@ class Memory:
 
     def contents(self) -> tuple[Tensor, Tensor]:
         """All exemplars and their labels."""
-        images = list(self.exemplars.values())
-        labels = torch.tensor(list(self.exemplars), device=images[0].device)
-        counts = torch.tensor([len(part) for part in images], device=images[0].device)
-        return torch.cat(images), labels.repeat_interleave(counts)
+        return together(self.exemplars)
+
+
+def together(images_by_class: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+    """The images of all classes and their labels."""
+    parts = list(images_by_class.values())
+    labels = [torch.full((len(part),), label, device=part.device) for label, part in images_by_class.items()]
+    return torch.cat(parts), torch.cat(labels)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from treering import augment, losses
+from treering.memory import together
 from treering.methods.base import Method, StagePlan, Step
 from treering.recipe import Recipe
 from treering.trainer import TrainingSet
@@ -47,9 +48,7 @@ class EEIL(Method):
         # The temporary distillation on the new head makes all heads distilled, from the network as it is now.
         candidates = self.candidates(step)
         if not first_step and recipe.balanced.epochs:
-            balanced = memory.exemplars | self.rank(candidates, memory.largest_class())
-            images = torch.cat(list(balanced.values()))
-            labels = torch.cat([torch.full((len(part),), label) for label, part in balanced.items()]).to(images.device)
+            images, labels = together(memory.exemplars | self.rank(candidates, memory.largest_class()))
             training_set = self.labelled(images, labels, distilled_classes=network.classes)
             logger.info("balanced fine-tuning on %d images", len(images))
             self.trainer.fit("balanced", training_set, recipe.balanced, recipe.training.epochs)
