@@ -1,5 +1,6 @@
-"""The paper's numbers beside ours, as Markdown, from the result files. `python -m treering.experiments.tables` writes
-them into the README.
+"""The paper's numbers beside ours, as Markdown, from the result files.
+
+`python -m treering.experiments.tables README.md results` writes them into the README.
 """
 
 from __future__ import annotations

@@ -1,0 +1,92 @@
+"""Time of a training step and of an evaluation, and peak memory, as the number of heads grows.
+
+    python benchmarks/scaling.py [--heads 1 10 100 1000] [--backbone resnet32] [--out FILE.json]
+
+Heads of ten classes each, batch 128, 32 x 32 images; the median of many steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from treering import backbones, methods
+from treering.experiments.runner import current_commit
+from treering.recipe import Recipe
+from treering.trainer import TrainingSet, TrainingStep
+
+CLASSES_PER_HEAD, IMAGES, SHAPE = 10, 1280, (3, 32, 32)
+
+
+def measure(heads: int, backbone: str, steps: int, device: torch.device) -> dict[str, float]:
+    """Milliseconds of a training step and of an evaluation of `IMAGES` images, and peak memory."""
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    made = methods.create(Recipe(), backbones.build(backbone, SHAPE[0], 0), torch.zeros(SHAPE), 0, device)
+    made.network.reserve(heads * CLASSES_PER_HEAD)
+    for _ in range(heads):
+        made.network.add_head(CLASSES_PER_HEAD, made.generator)
+    classes = made.network.classes
+    data = TrainingSet(
+        torch.randint(0, 256, (IMAGES, *SHAPE), dtype=torch.uint8, device=device),
+        torch.randint(0, classes, (IMAGES,), device=device),
+        torch.rand(IMAGES, classes, device=device) / classes,
+    )
+    made.network.train()
+    step: TrainingStep = made.trainer._training_step(data, 128)
+    step.optimizer.start_epoch(0.01, 1, 128)
+
+    def clocked(action: Any) -> float:
+        if cuda:
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        action()
+        if cuda:
+            torch.cuda.synchronize()
+        return 1000 * (time.perf_counter() - begin)
+
+    times = []
+    for number in range(steps + 10):
+        if number % (IMAGES // 128) == 0:
+            step.start_epoch(torch.randperm(IMAGES, device=device))
+        times.append(clocked(step))
+    made.network.eval()
+    evaluation = [clocked(lambda: made.network.predict_logits(data.images)) for _ in range(5)]
+    peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else float("nan")
+    return {"step_ms": statistics.median(times[10:]), "evaluation_ms": statistics.median(evaluation), "peak_MiB": peak}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--heads", type=int, nargs="+", default=[1, 10, 100, 1000])
+    parser.add_argument("--backbone", default="resnet32")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    device = methods.find_device("auto")
+    record: dict[str, Any] = {"benchmark": "scaling", "commit": current_commit(), "torch": torch.__version__}
+    record["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    first = 0.0
+    for heads in options.heads:
+        row = measure(heads, options.backbone, options.steps, device)
+        record[f"{heads} heads"] = row
+        first = first or row["step_ms"]
+        print(  # noqa: T201
+            f"{heads:5} heads: step {row['step_ms']:8.3f} ms ({row['step_ms'] / first:.2f} x), "
+            f"evaluation of {IMAGES} images {row['evaluation_ms']:8.2f} ms, peak {row['peak_MiB']:,.0f} MiB"
+        )
+    if options.out:
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

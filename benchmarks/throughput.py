@@ -1,0 +1,154 @@
+"""Training images per second of the engine, one run and several at once, beside a plain PyTorch loop.
+
+    python benchmarks/throughput.py [--at-once 1 2 4 8] [--epochs 3] [--images 60000] [--out FILE.json]
+
+All in one process on one GPU: ResNet-32, 32 x 32 images, batch 128, 100 classes in ten heads, as in a late step of
+CIFAR-100. The plain loop is what most code does: a DataLoader with persistent workers, pinned memory, eager, float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from treering import backbones, methods
+from treering.experiments.runner import current_commit
+from treering.methods import Method
+from treering.recipe import Recipe, Schedule
+from treering.trainer import TrainingSet
+
+CLASSES, HEADS, SHAPE = 100, 10, (3, 32, 32)
+
+
+def training_set(images: int, device: torch.device) -> TrainingSet:
+    """Random images: what they show does not matter for speed, that they differ does."""
+    generator = torch.Generator(device).manual_seed(0)
+    pixels = torch.randint(0, 256, (images, *SHAPE), dtype=torch.uint8, device=device, generator=generator)
+    labels = torch.randint(0, CLASSES, (images,), device=device, generator=generator)
+    targets = torch.rand(images, CLASSES, device=device, generator=generator) / CLASSES
+    return TrainingSet(pixels, labels, targets)
+
+
+def method(seed: int, images: int, device: torch.device) -> Method:
+    """EEIL with ten heads, captured and ready."""
+    made = methods.create(Recipe(), backbones.build("resnet32", SHAPE[0], seed), torch.zeros(SHAPE), seed, device)
+    for _ in range(HEADS):
+        made.network.add_head(CLASSES // HEADS, made.generator)
+    made.trainer.prepare(images, SHAPE)
+    return made
+
+
+def engine(at_once: int, epochs: int, data: TrainingSet) -> dict[str, float]:
+    """Images per second of `at_once` runs, and the share of time that no training step was under way."""
+    device, count = data.images.device, len(data.images)
+    cuda = device.type == "cuda"
+    inside = [0.0] * at_once
+    threads = []
+    for index in range(at_once):
+        stream = torch.cuda.Stream() if cuda else None
+        if stream:
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            made = method(index, count, device)
+        began = [0.0]
+
+        def start(began: list[float] = began) -> None:
+            began[0] = time.perf_counter()
+
+        def end(report: object, began: list[float] = began, index: int = index) -> None:
+            if cuda:
+                torch.cuda.current_stream().synchronize()
+            inside[index] += time.perf_counter() - began[0]
+            began[0] = time.perf_counter()
+
+        made.trainer.on_start, made.trainer.on_epoch = start, end
+
+        def work(made: Method = made, stream: torch.cuda.Stream | None = stream) -> None:
+            with torch.cuda.stream(stream):
+                made.trainer.fit("training", data, Schedule(epochs, 0.01))
+
+        threads.append(threading.Thread(target=work))
+    if cuda:
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - begin
+    passes = at_once * epochs * -(-count // 128) * 128
+    return {"images_per_second": passes / seconds, "share_outside_steps": 1 - sum(inside) / at_once / seconds}
+
+
+def plain_loop(data: TrainingSet, batches: int, workers: int) -> float:
+    """Images per second of an ordinary training loop with the same network, batch and data."""
+    device = data.images.device
+    network = nn.Sequential(backbones.build("resnet32", SHAPE[0], 0), nn.Linear(64, CLASSES)).to(device)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    dataset = TensorDataset(data.images.cpu(), data.labels.cpu())
+    loader = DataLoader(
+        dataset,
+        128,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
+    )
+    done, begin = 0, 0.0
+    while True:
+        for pixels, labels in loader:
+            loss = F.cross_entropy(
+                network(pixels.to(device, non_blocking=True).float() / 255), labels.to(device, non_blocking=True)
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            done += 1
+            if done == batches // 4:  # the first quarter warms up
+                loss.item()
+                begin = time.perf_counter()
+            if done == batches:
+                loss.item()
+                return 128 * (batches - batches // 4) / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--images", type=int, default=60_000)
+    parser.add_argument("--batches", type=int, default=400, help="of the plain loop")
+    parser.add_argument("--workers", type=int, default=8, help="of the plain loop")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    device = methods.find_device("auto")
+    data = training_set(options.images, device)
+    plain = plain_loop(data, options.batches, options.workers)
+    print(f"{'plain PyTorch loop':22} {plain:10,.0f} images/s")  # noqa: T201
+    record = {"benchmark": "throughput", "commit": current_commit(), "torch": torch.__version__, "plain": plain}
+    record["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    begin = time.perf_counter()
+    engine(1, 1, data)
+    record["seconds_of_first_compilation_and_epoch"] = time.perf_counter() - begin
+    for count in options.at_once:
+        measured = engine(count, options.epochs, data)
+        rate, outside = measured["images_per_second"], measured["share_outside_steps"]
+        record[f"{count} at once"] = measured
+        line = f"{f'engine, {count} at once':22} {rate:10,.0f} images/s  {rate / plain:5.1f} x plain"
+        print(f"{line}  {outside:6.2%} outside steps")  # noqa: T201
+    if options.out:
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
