@@ -6,6 +6,7 @@ The folders here are tiny but written byte by byte in the published format, the 
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import http.server
 import io
@@ -197,7 +198,7 @@ def test_an_unknown_dataset_is_an_error_with_the_nearest_name(tmp_path: Path, na
 
 
 def test_a_dataset_with_no_near_name_is_answered_with_all_names(tmp_path: Path) -> None:
-    with pytest.raises(TreeringError, match="xyz.*digits, cifar100, cifar100-vehicles"):
+    with pytest.raises(TreeringError, match=r"xyz.*digits, cifar100, cifar100-vehicles"):
         data.load("xyz", tmp_path)
 
 
@@ -275,14 +276,13 @@ def broken(name: str) -> bytes:
         "images that are no bytes": python2_pickle(batch([0, 1]) | {b"data": np.zeros((2, 3072))}),
         "images as a list": python2_pickle(batch([0, 1]) | {b"data": [1, 2, 3]}),
         "more labels than images": python2_pickle(batch([0, 1]) | {b"fine_labels": [0, 1, 2]}),
-        "a label without a name": python2_pickle(batch([0, 1]) | {b"fine_labels": [0, len(NAMES)]}),
     }[name]
 
 
 UNREADABLE = ("empty", "first byte", "half", "last byte missing", "a web page", "a text", "an archive", "a picture")
 UNREADABLE += ("zeros", "a number", "a list", "a call of None", "an unhashable key", "a huge length")
 FOREIGN = ("an empty dictionary", "CIFAR-10", "images of another size", "images that are no bytes")
-FOREIGN += ("images as a list", "more labels than images", "a label without a name")
+FOREIGN += ("images as a list", "more labels than images")
 
 
 @pytest.mark.parametrize("file", ["train", "test", "meta"])
@@ -322,25 +322,19 @@ def test_superclasses_of_another_dataset_are_one_line_that_names_the_file(tmp_pa
 def test_whatever_bytes_are_changed_the_only_error_is_one_line_that_names_the_file(tmp_path: Path, seed: int) -> None:
     random = np.random.RandomState(seed)
     where = write_cifar(tmp_path)
-    names = [name.encode() for name in NAMES]
-    # The structure is in the first bytes of meta; few changes leave it readable.
-    whole = FILES["meta"]
     refused = 0
     for _ in range(100):
-        content = bytearray(whole)
+        content = bytearray(FILES["meta"])
         for position in random.randint(0, 80, random.randint(1, 4)):
             content[position] = random.randint(256)
         (where / cifar.FOLDER / "meta").write_bytes(content)
         try:
-            read = cifar._read(where / cifar.FOLDER / "meta")
+            cifar.load(where)
         except TreeringError as error:
             refused += 1
             assert str(where / cifar.FOLDER / "meta") in str(error)
             assert "\n" not in str(error)
-        else:
-            assert isinstance(read, dict)
-            assert read.get(b"fine_label_names") != names or content != whole
-    assert refused > 20
+    assert refused > 20, "the changes do matter"
 
 
 # --- Fetching ---------------------------------------------------------------------------------------------------------
@@ -394,6 +388,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.server.server_port}/{cifar.FOLDER}.tar.gz"
 
     def __enter__(self) -> Server:
+        self.open_before = open_sockets()
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
         self.thread.start()
         return self
@@ -402,6 +397,14 @@ class Server:
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
+        self.left_open = [left for left in open_sockets() if left not in self.open_before]
+        for left in self.left_open:
+            os.close(left.detach())
+
+
+def open_sockets() -> list[socket.socket]:
+    """Every socket of this process that holds a file descriptor, also one that waits for the garbage collector."""
+    return [thing for thing in gc.get_objects() if type(thing) is socket.socket and thing.fileno() != -1]
 
 
 @pytest.fixture(autouse=True)
@@ -412,9 +415,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below `folder`, empty folders too."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in folder.glob("**/*")
-    }
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in folder.glob("**/*")}
 
 
 WHOLE = {cifar.FOLDER: b""} | {f"{cifar.FOLDER}/{name}": content for name, content in FILES.items()}
@@ -447,6 +448,13 @@ def test_a_connection_that_keeps_failing_is_one_line_and_leaves_nothing(tmp_path
     if trouble == "404":
         assert "Not Found" in str(error.value)
     assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("trouble", ["cut off", "hang up", "reset", "404"])
+def test_no_connection_is_left_open(tmp_path: Path, trouble: str) -> None:
+    with pytest.raises(TreeringError), Server(trouble) as server:  # which looks while the error is under way
+        cifar.fetch(tmp_path, server.url, ARCHIVE_MD5, pause=0)
+    assert server.left_open == []
 
 
 def test_a_refused_connection_is_tried_three_times_and_leaves_nothing(

@@ -52,14 +52,14 @@ def augmented(images: Tensor, settings: Augmentation, generator: torch.Generator
     """The training images of a stage from uint8 `images`: `copies(settings)` blocks, each in the order of `images`."""
     if settings.kind == "none":
         return images
-    multiply = twelvefold if settings.kind == "twelvefold" else twofold
+    multiply = {"twelvefold": twelvefold, "twofold": twofold, "crop-mirror": crop_mirror}[settings.kind]
     chunks = [multiply(chunk, settings, generator) for chunk in images.split(CHUNK)]
     return torch.cat([copy for copies in zip(*chunks, strict=True) for copy in copies])
 
 
 def copies(settings: Augmentation) -> int:
     """How many training images one image becomes."""
-    return {"twelvefold": 12, "twofold": 2, "none": 1}[settings.kind]
+    return {"twelvefold": 12, "twofold": 2, "crop-mirror": 1, "none": 1}[settings.kind]
 
 
 def plain(images: Tensor, settings: Augmentation) -> Tensor:
@@ -97,6 +97,12 @@ def twofold(images: Tensor, settings: Augmentation, generator: torch.Generator) 
         part = torch.where(_coin(len(part), generator), cropped, resize(part, settings.crop_size))
         both.append(_to_uint8(part))
     return both
+
+
+def crop_mirror(images: Tensor, settings: Augmentation, generator: torch.Generator) -> list[Tensor]:
+    """A random crop of each image, mirrored with probability 1/2: iCaRL's augmentation."""
+    cropped = _random_crop(F.pad(images, [settings.padding] * 4), images.shape[2:], generator)
+    return [torch.where(_coin(len(images), generator), mirror(cropped), cropped)]
 
 
 def _random_crop(images: Tensor, size: tuple[int, int] | torch.Size, generator: torch.Generator) -> Tensor:

@@ -32,6 +32,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, projection: bool) -> None:
         super().__init__()
         self.stride, self.extra_channels = stride, outputs - inputs
+        self.last_relu = True
         self.convolution1, self.norm1 = _convolution(inputs, outputs, stride=stride), _norm(outputs)
         self.convolution2, self.norm2 = _convolution(outputs, outputs), _norm(outputs)
         self.projection = None
@@ -40,8 +41,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.norm1(self.convolution1(x)))
-        out = self.norm2(self.convolution2(out))
-        return F.relu(out + self.shortcut(x))
+        out = self.norm2(self.convolution2(out)) + self.shortcut(x)
+        return F.relu(out) if self.last_relu else out
 
     def shortcut(self, x: Tensor) -> Tensor:
         if self.projection is not None:
@@ -69,10 +70,19 @@ class ResNet(nn.Module):
         return self.body(self.stem(x)).mean((2, 3))
 
 
-def resnet32(channels: int) -> nn.Module:
+def resnet32(channels: int) -> ResNet:
     """The CIFAR network of He et al. 2015: three stages of five blocks, parameter-free shortcuts, 64 features."""
     stem = nn.Sequential(_convolution(channels, 16), _norm(16), nn.ReLU())
     return ResNet(stem, [16, 32, 64], blocks=5, projection=False)
+
+
+def resnet32_linear(channels: int) -> nn.Module:
+    """The same without its last ReLU, as iCaRL takes its features."""
+    network = resnet32(channels)
+    last = network.body[-1]
+    assert isinstance(last, ResidualBlock)
+    last.last_relu = False
+    return network
 
 
 def resnet18(channels: int) -> nn.Module:
@@ -87,7 +97,12 @@ def small(channels: int) -> nn.Module:
     return ResNet(stem, [16, 32, 64], blocks=1, projection=False)
 
 
-BACKBONES: dict[str, Callable[[int], nn.Module]] = {"resnet32": resnet32, "resnet18": resnet18, "small": small}
+BACKBONES: dict[str, Callable[[int], nn.Module]] = {
+    "resnet32": resnet32,
+    "resnet32-linear": resnet32_linear,
+    "resnet18": resnet18,
+    "small": small,
+}
 
 
 def build(name: str, channels: int, seed: int) -> nn.Module:

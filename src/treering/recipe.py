@@ -105,14 +105,14 @@ class Budget:
 class Augmentation:
     """How a stage's training images are multiplied before it trains [5]."""
 
-    kind: Literal["twelvefold", "twofold", "none"] = "twelvefold"
-    """twelvefold for small images [6], twofold for large ones [7]."""
+    kind: Literal["twelvefold", "twofold", "crop-mirror", "none"] = "twelvefold"
+    """twelvefold for small images [6], twofold for large ones [7]; crop-mirror, anew for each epoch, is iCaRL's."""
     brightness: float = 63.0
     """Largest change of intensity, of 255 [5]."""
     contrast: tuple[float, float] = (0.2, 1.8)
     """Range of the contrast factor [5]."""
     padding: int = 4
-    """twelvefold: zero pixels added on each side before a random crop back to the image's own size."""
+    """twelvefold and crop-mirror: zero pixels added on each side before a random crop back to the image's own size."""
     crop_size: int = 224
     """twofold: side of the network's input; images are held larger (256) and cropped or resized to it [7]."""
 

@@ -146,14 +146,26 @@ class Trainer:
             self._training_step(room, batch_plan(images, self.settings)[0])
             self.network.eval()
 
-    def fit(self, stage: str, training_set: TrainingSet, schedule: Schedule, epochs_before: int = 0) -> None:
-        """Train for the whole `schedule`; `epochs_before` in this step count on for the gradient noise."""
+    def fit(
+        self,
+        stage: str,
+        training_set: TrainingSet | Callable[[], TrainingSet],
+        schedule: Schedule,
+        epochs_before: int = 0,
+    ) -> None:
+        """Train for the whole `schedule` on a training set, or on one that a function draws afresh for each epoch.
+
+        `epochs_before` in this step count on for the gradient noise.
+        """
         number, self._fits = self._fits, self._fits + 1
         if self._resume and number < self._resume.current.number:
             if self._resume.previous and number == self._resume.previous.number:
                 self._previous = self._resume.previous
                 self._restore(self._previous)
             return
+        draw = training_set if callable(training_set) else None
+        if callable(training_set):
+            training_set = training_set()  # for its shapes: each epoch draws its own
         count = len(training_set.images)
         batch_size, batches = batch_plan(count, self.settings)
         self.network.train()
@@ -167,6 +179,8 @@ class Trainer:
                 self._resume = None
             self.on_start()
             for epoch in range(epochs_done, schedule.epochs):
+                if draw:
+                    step.training_set.take(draw())
                 step.optimizer.start_epoch(schedule.lr_at(epoch), epochs_before + epoch + 1, batch_size)
                 order = torch.randperm(count, generator=self.generator, device=self.generator.device)
                 step.start_epoch(order.repeat(2)[: batches * batch_size])

@@ -52,7 +52,9 @@ def run(console: Console, recipes: Sequence[Recipe], folder: Path, results: Path
         else:
             figures = (outcome["average_without_first"], outcome["average"], outcome["accuracy"][-1])
             rate, minutes = outcome["images_per_second"], outcome["seconds"] / 60
-            table.add_row(name, *(f"{value:.2f}" for value in figures), f"{rate:,.0f}", f"{minutes:.1f}")
+            table.add_row(
+                name, *("" if value is None else f"{value:.2f}" for value in figures), f"{rate:,.0f}", f"{minutes:.1f}"
+            )
     console.print(table)
     console.print(f"Results are in {results.resolve()}", soft_wrap=True, highlight=False)
     return not any(isinstance(outcome, Exception) for outcome in outcomes)

@@ -71,12 +71,15 @@ def method_label(recipe: Recipe) -> str:
     )
 
 
-def run_name(recipe: Recipe) -> str:
-    """The name of a run's files."""
+def run_name(recipe: Recipe, method: str | None = None) -> str:
+    """The name of a run's files; `method` names another readout of it."""
     sizes = recipe.run.classes_per_step
     steps = str(sizes) if isinstance(sizes, int) else "+".join(map(str, sizes))
     memory = f"{recipe.memory.kind}{recipe.memory.size}-{recipe.memory.selection}"
-    return f"{recipe.run.dataset}-{steps}-{method_label(recipe)}-{memory}-order{recipe.run.order}-seed{recipe.run.seed}"
+    if not methods.find(recipe.method).keeps_memory:
+        memory = "no-memory"
+    label = method or method_label(recipe)
+    return f"{recipe.run.dataset}-{steps}-{label}-{memory}-order{recipe.run.order}-seed{recipe.run.seed}"
 
 
 class StreamRun:
@@ -104,8 +107,9 @@ class StreamRun:
 
         self.result_file = results / f"{run_name(recipe)}.json"
         self.state_file = results / ".unfinished" / f"{run_name(recipe)}.safetensors"
-        self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "accuracy": [], "top5": []}
-        self.record |= {"class_accuracy": [], "seconds_by_stage": {}}
+        self._readouts = {method_label(recipe): self.method.probabilities, **self.method.other_readouts()}
+        self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "seconds_by_stage": {}}
+        self.record["scores"] = {label: {"accuracy": [], "top5": [], "class_accuracy": []} for label in self._readouts}
 
     def prepare(self) -> None:
         """Compile and capture once for the whole run, where the device does and the run is not finished yet."""
@@ -132,9 +136,12 @@ class StreamRun:
             self.method.learn_step(Step(step.images, step.labels, len(step.classes)))
             self._evaluate(step)
             self.record["steps_done"] += 1
-        result = self._result(step)
-        lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
-        files.write(self.result_file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+        # The method's own result comes last: where that file is, the run is finished.
+        for label in reversed(self._readouts):
+            result = self._result(label, step)
+            lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
+            file = self.result_file.with_name(f"{run_name(self.recipe, label)}.json")
+            files.write(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
         self.state_file.unlink(missing_ok=True)
         return result
 
@@ -183,38 +190,39 @@ class StreamRun:
 
     def _evaluate(self, step: StreamStep) -> None:
         """Accuracy on the test images of all classes so far. It is only recorded: nothing is chosen by it."""
-        probabilities = self.method.probabilities(step.test_images)
-        self._predicted = probabilities.argmax(1)
-        right = (self._predicted == step.test_labels).double()
-        top = probabilities.topk(min(5, probabilities.shape[1])).indices
-        classes = probabilities.shape[1]
-        per_class = torch.zeros(classes, dtype=torch.float64, device=right.device).index_add(0, step.test_labels, right)
-        per_class /= torch.bincount(step.test_labels, minlength=classes)
-        self.record["accuracy"].append(100 * right.mean().item())
-        self.record["top5"].append(100 * (top == step.test_labels[:, None]).any(1).double().mean().item())
-        self.record["class_accuracy"].append([round(100 * value, 4) for value in per_class.tolist()])
+        self._predicted: dict[str, Tensor] = {}
+        for label, readout in self._readouts.items():
+            probabilities = readout(step.test_images)
+            classes = probabilities.shape[1]
+            self._predicted[label] = probabilities.argmax(1)
+            right = (self._predicted[label] == step.test_labels).double()
+            top = probabilities.topk(min(5, classes)).indices
+            right_by_class = right.new_zeros(classes).index_add(0, step.test_labels, right)
+            per_class = right_by_class / torch.bincount(step.test_labels, minlength=classes)
+            scores = self.record["scores"][label]
+            scores["accuracy"].append(100 * right.mean().item())
+            scores["top5"].append(100 * (top == step.test_labels[:, None]).any(1).double().mean().item())
+            scores["class_accuracy"].append([round(100 * value, 4) for value in per_class.tolist()])
+            logger.info("%s: step %d: %.2f %%", label, len(scores["accuracy"]), scores["accuracy"][-1])
         self._tick("selection and evaluation")
-        logger.info(
-            "%s: step %d: %.2f %%", run_name(self.recipe), len(self.record["accuracy"]), self.record["accuracy"][-1]
-        )
 
-    def _result(self, last: StreamStep) -> dict[str, Any]:
-        recipe, record = self.recipe, self.record
+    def _result(self, label: str, last: StreamStep) -> dict[str, Any]:
+        recipe, record, scores = self.recipe, self.record, self.record["scores"][label]
         classes = len(self.stream.order)
-        confusion = torch.bincount(last.test_labels * classes + self._predicted, minlength=classes**2)
+        confusion = torch.bincount(last.test_labels * classes + self._predicted[label], minlength=classes**2)
         device = self.method.generator.device
         return {
-            "method": method_label(recipe),
+            "method": label,
             "dataset": recipe.run.dataset,
             "classes_per_step": recipe.run.classes_per_step,
-            "memory": {"kind": recipe.memory.kind, "size": recipe.memory.size},
+            "memory": {"kind": recipe.memory.kind, "size": recipe.memory.size if self.method.keeps_memory else 0},
             "selection": recipe.memory.selection,
             "order": recipe.run.order,
             "seed": recipe.run.seed,
-            "accuracy": record["accuracy"],
-            "top5": record["top5"],
-            "average_without_first": metrics.average_without_first(record["accuracy"]),
-            "average": metrics.average(record["accuracy"]),
+            "accuracy": scores["accuracy"],
+            "top5": scores["top5"],
+            "average_without_first": metrics.average_without_first(scores["accuracy"]),
+            "average": metrics.average(scores["accuracy"]),
             "image_passes": record["image_passes"],
             "seconds": record["seconds"],
             "images_per_second": record["image_passes"] / record["seconds"],
@@ -228,7 +236,7 @@ class StreamRun:
             "commit": current_commit(),
             "recipe": recipe.to_dict(),
             "class_order": [self.images.class_names[label] for label in self.stream.order],
-            "class_accuracy": record["class_accuracy"],
+            "class_accuracy": scores["class_accuracy"],
             "confusion": confusion.view(classes, classes).tolist(),
         }
 

@@ -12,12 +12,21 @@ from treering.errors import TreeringError
 from treering.methods.base import Method
 from treering.methods.eeil import EEIL
 from treering.methods.finetune import FineTuning
+from treering.methods.icarl import ICaRL
+from treering.methods.joint import Joint
+from treering.methods.lwf import LwFMC
 from treering.network import IncrementalNetwork
 from treering.recipe import Recipe
 
-METHODS: dict[str, type[Method]] = {"eeil": EEIL, "finetune": FineTuning}
+METHODS: dict[str, type[Method]] = {
+    "eeil": EEIL,
+    "icarl": ICaRL,
+    "lwf-mc": LwFMC,
+    "finetune": FineTuning,
+    "joint": Joint,
+}
 
-__all__ = ["EEIL", "METHODS", "FineTuning", "Method", "create", "find", "find_device"]
+__all__ = ["EEIL", "METHODS", "FineTuning", "ICaRL", "Joint", "LwFMC", "Method", "create", "find", "find_device"]
 
 
 def find(name: str) -> type[Method]:

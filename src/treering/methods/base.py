@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,9 @@ class StagePlan:
 class Method(ABC):
     """A way to learn a step. Subclasses define `learn_step`, its `loss` and its `plan`."""
 
+    keeps_memory = True
+    """Whether the method stores exemplars within the recipe's budget."""
+
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         self.recipe = recipe
         self.network = network
@@ -78,6 +81,10 @@ class Method(ABC):
         """N x classes: softmax over the logits of all heads."""
         return self.network.predict_logits(self.plain(images)).softmax(1)
 
+    def other_readouts(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        """Further methods that are this one's training read out in another way: name -> `probabilities`."""
+        return {}
+
     def plain(self, images: Tensor) -> Tensor:
         """`images` as the network sees them outside training."""
         return augment.plain(images, self.recipe.augmentation)
@@ -87,6 +94,21 @@ class Method(ABC):
         features = [self.network.predict_features(self.plain(images)) for images in candidates.values()]
         rankings = selection.rank(features, count, selection.RULES[self.recipe.memory.selection], self.generator)
         return {label: candidates[label][ranking] for label, ranking in zip(candidates, rankings, strict=True)}
+
+    def candidates(self, step: Step) -> dict[int, Tensor]:
+        """For each class of the step the images its exemplars are chosen from: a known class's exemplars join in."""
+        known = self.memory.exemplars
+        return {
+            label: torch.cat([known[label], images]) if label in known else images
+            for label, images in step.by_class().items()
+        }
+
+    def update_memory(self, candidates: dict[int, Tensor]) -> None:
+        """Shrink the classes in memory from the end, then store the best of the step's classes [3.1]."""
+        quota = self.memory.budget.quota(self.network.classes)
+        self.memory.shrink(quota)
+        for label, ranked in self.rank(candidates, quota).items():
+            self.memory.store(label, ranked)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a step changes, to be given back to `restore`."""

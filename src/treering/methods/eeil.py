@@ -26,7 +26,7 @@ class EEIL(Method):
     def learn_step(self, step: Step) -> None:
         network, memory, recipe = self.network, self.memory, self.recipe
         first_step = not network.head_sizes
-        quota = memory.budget.quota(network.classes + step.new_classes)
+        memory.budget.quota(network.classes + step.new_classes)  # raises before anything changes
 
         # Stage 1: the training set is the new images and every exemplar; each image is labelled for distillation by
         # all old heads as they are now, before training.
@@ -53,10 +53,8 @@ class EEIL(Method):
             logger.info("balanced fine-tuning on %d images", len(images))
             self.trainer.fit("balanced", training_set, recipe.balanced, recipe.training.epochs)
 
-        # Stage 4: shrink the classes in memory from the end, then store the best of the step's classes [3.1].
-        memory.shrink(quota)
-        for label, ranked in self.rank(candidates, quota).items():
-            memory.store(label, ranked)
+        # Stage 4: the memory is updated.
+        self.update_memory(candidates)
 
     def labelled(self, images: Tensor, labels: Tensor, distilled_classes: int) -> TrainingSet:
         """Augment first, then label: `distilled_classes` is how many of the first columns carry soft targets."""
@@ -72,14 +70,6 @@ class EEIL(Method):
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         return losses.cross_distilled(logits_NC, labels_N, targets_NC, head_of_class_C, self.recipe.temperature)
-
-    def candidates(self, step: Step) -> dict[int, Tensor]:
-        """For each class of the step the images its exemplars are chosen from: a known class's exemplars join in."""
-        known = self.memory.exemplars
-        return {
-            label: torch.cat([known[label], images]) if label in known else images
-            for label, images in step.by_class().items()
-        }
 
     @classmethod
     def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:

@@ -16,6 +16,8 @@ from treering.trainer import TrainingSet
 class FineTuning(Method):
     """A new head for the new classes, cross-entropy over all heads, no memory, no distillation."""
 
+    keeps_memory = False
+
     def learn_step(self, step: Step) -> None:
         if step.new_classes:
             self.network.add_head(step.new_classes, self.generator)

@@ -1,0 +1,100 @@
+"""iCaRL (Rebuffi et al., CVPR 2017), and hybrid1, the same network read out by its own outputs.
+
+One network with sigmoid outputs learns features; images are classified by the nearest mean of exemplars. Its settings
+differ from EEIL's: see the ready recipes whose names end in icarl.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from treering import augment
+from treering.methods.base import Method, StagePlan, Step
+from treering.network import IncrementalNetwork
+from treering.recipe import Recipe
+from treering.trainer import TrainingSet
+
+
+class ICaRL(Method):
+    """Binary cross-entropy with the old outputs as targets of the old classes; nearest mean of exemplars."""
+
+    def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
+        super().__init__(recipe, network, generator)
+        self._class_means: Tensor | None = None
+
+    def learn_step(self, step: Step) -> None:
+        self.memory.budget.quota(self.network.classes + step.new_classes)  # raises before anything changes
+        images, labels = step.images, step.labels
+        if self.memory.exemplars:
+            exemplars, exemplar_labels = self.memory.contents()
+            images, labels = torch.cat([images, exemplars]), torch.cat([labels, exemplar_labels])
+        self.learn_outputs(images, labels, step.new_classes)
+        self.update_memory(self.candidates(step))
+        self._class_means = None
+
+    def learn_outputs(self, images: Tensor, labels: Tensor, new_classes: int) -> None:
+        """Train the network: targets are 0 or 1 for new classes and the teacher's sigmoids for old ones."""
+        old_classes = self.network.classes
+        teacher = copy.deepcopy(self.network) if old_classes else None
+        if new_classes:
+            self.network.add_head(new_classes, self.generator)
+
+        def draw() -> TrainingSet:
+            augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
+            repeated = labels.repeat(augment.copies(self.recipe.augmentation))
+            targets = F.one_hot(repeated, len(self.network.bias)).float()
+            if teacher:
+                targets[:, :old_classes] = teacher.predict_logits(augmented).sigmoid()
+            return TrainingSet(augmented, repeated, targets)
+
+        self.trainer.fit("training", draw, self.recipe.training)
+
+    def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
+        """Averaged over the batch and the outputs; a spare output's term is exactly 0."""
+        outputs = (head_of_class_C < len(head_of_class_C)).sum()
+        total = F.binary_cross_entropy_with_logits(logits_NC, targets_NC, reduction="sum")
+        return total / (len(logits_NC) * outputs)
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """N x classes: softmax of the negative squared distances to the classes' means."""
+        if self._class_means is None:
+            self._class_means = self.class_means()
+        features_ND = F.normalize(self.network.predict_features(self.plain(images)))
+        return (-torch.cdist(features_ND, self._class_means).square()).softmax(1)
+
+    def class_means(self) -> Tensor:
+        """Of each class's exemplars and their mirror images: features normalised, averaged, normalised again."""
+        means = []
+        for label in range(self.network.classes):
+            images = self.plain(self.memory.exemplars[label])
+            both = torch.stack([self.network.predict_features(part) for part in (images, augment.mirror(images))])
+            means.append(F.normalize(both, dim=2).mean((0, 1)))
+        return F.normalize(torch.stack(means))
+
+    def network_outputs(self, images: Tensor) -> Tensor:
+        """N x classes: the sigmoid outputs, scaled to sum to 1."""
+        return F.normalize(self.network.predict_logits(self.plain(images)).double().sigmoid(), p=1.0)
+
+    def other_readouts(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        return {"hybrid1": self.network_outputs}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go back to `snapshot`."""
+        super().restore(snapshot)
+        self._class_means = None
+
+    @classmethod
+    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
+        stages = []
+        memory: list[int] = []
+        for step in steps:
+            stages.append([StagePlan.of(sum(step) + sum(memory), recipe.training, recipe)])
+            quota = recipe.memory.quota(len(memory) + len(step))
+            memory = [min(images, quota) for images in (*memory, *step)]
+        return stages

@@ -1,0 +1,44 @@
+"""The upper bound: all images of all classes so far, trained together from the start. It keeps every image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treering import augment, losses
+from treering.methods.base import Method, StagePlan, Step
+from treering.network import IncrementalNetwork
+from treering.recipe import Recipe
+from treering.trainer import TrainingSet
+
+
+class Joint(Method):
+    """One head for all classes, cross-entropy, from the first weights at every step."""
+
+    keeps_memory = False
+
+    def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
+        super().__init__(recipe, network, generator)
+        self._first_weights = network.tensors()
+
+    def learn_step(self, step: Step) -> None:
+        classes = self.network.classes + step.new_classes
+        for label, images in self.candidates(step).items():
+            self.memory.store(label, images)
+        self.network.load_tensors([], self._first_weights)
+        self.network.add_head(classes, self.generator)
+        images, labels = self.memory.contents()
+        augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
+        repeated = labels.repeat(augment.copies(self.recipe.augmentation))
+        no_targets = torch.zeros(len(augmented), len(self.network.bias), device=augmented.device)
+        self.trainer.fit("training", TrainingSet(augmented, repeated, no_targets), self.recipe.training)
+
+    def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
+        return losses.cross_entropy(logits_NC, labels_N)
+
+    @classmethod
+    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
+        so_far = [sum(sum(step) for step in steps[: number + 1]) for number in range(len(steps))]
+        return [[StagePlan.of(images, recipe.training, recipe)] for images in so_far]

@@ -1,0 +1,34 @@
+"""LwF.MC: Learning without Forgetting (Li and Hoiem, 2016) for many classes, as Rebuffi et al. define it.
+
+iCaRL's training without exemplars, read out by the network's own outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from treering.methods.base import StagePlan, Step
+from treering.methods.icarl import ICaRL
+from treering.recipe import Recipe
+
+
+class LwFMC(ICaRL):
+    """Distillation on the new images alone."""
+
+    keeps_memory = False
+
+    def learn_step(self, step: Step) -> None:
+        self.learn_outputs(step.images, step.labels, step.new_classes)
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """N x classes: the sigmoid outputs, scaled to sum to 1."""
+        return self.network_outputs(images)
+
+    def other_readouts(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        return {}
+
+    @classmethod
+    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
+        return [[StagePlan.of(sum(step), recipe.training, recipe)] for step in steps]

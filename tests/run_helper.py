@@ -1,0 +1,154 @@
+"""A run so tiny that it takes a fraction of a second, and a script that kills it again and again.
+
+`python run_helper.py FOLDER SEED KILLS` first lets a run end in peace, then starts runs of the same recipe that are
+killed with SIGKILL at random moments, half of them inside a save, and started again until they end. Moments are counted
+in Python's calls and returns, so that they are the same on every machine. It prints what each run came to as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from conftest import RECIPE, TinyFeatures, images_of
+
+from treering import Recipe, backbones, files
+from treering.data.stream import Dataset, ResidentImages
+from treering.experiments import runner
+from treering.methods import Method
+from treering.recipe import Budget, Run, Schedule
+
+TINY = replace(
+    RECIPE,
+    backbone="tiny",
+    training=Schedule(epochs=2, lr=0.05),
+    balanced=Schedule(epochs=2, lr=0.01),
+    memory=Budget(size=14),
+    run=Run("tiny", 2),
+)
+"""Three steps, ten epochs in all. Its backbone has to be registered: see `register`."""
+
+
+def tiny_images(classes: int = 6, per_class: int | Sequence[int] = 6, tests_per_class: int = 4) -> ResidentImages:
+    """A dataset of 8 x 8 pixels."""
+    counts = [per_class] * classes if isinstance(per_class, int) else per_class
+    train = np.random.RandomState(0).permutation([label for label in range(classes) for _ in range(counts[label])])
+    test = np.random.RandomState(1).permutation([label for label in range(classes) for _ in range(tests_per_class)])
+    names = tuple(f"class {label}" for label in range(classes))
+    dataset = Dataset("tiny", images_of(train, seed=2), train, images_of(test, seed=3), test, names)
+    return ResidentImages.of(dataset, torch.device("cpu"))
+
+
+def register(backbone: dict[str, Any]) -> None:
+    """Make `tiny` a backbone."""
+    backbone["tiny"] = TinyFeatures
+
+
+def digest(method: Method) -> str:
+    """Of every bit a method has learnt: network, memory in its order, generator."""
+    state = hashlib.sha256()
+    for name, tensor in method.network.tensors().items():
+        state.update(name.encode() + tensor.numpy().tobytes())
+    for label, images in method.memory.exemplars.items():
+        state.update(b"%d" % label + images.contiguous().numpy().tobytes())
+    state.update(method.generator.get_state().numpy().tobytes())
+    return state.hexdigest()
+
+
+def child(recipe: Recipe, images: ResidentImages, results: Path, moment: int, in_saves: bool) -> None:
+    """Run, or go on with a run, and die at `moment`; ends the process."""
+    runner.SAVE_EVERY = 0.0
+    count = {"now": 0}
+    saving: list[Path] = []
+    write = files.write
+
+    def tick(frame: Any, event: str, argument: Any) -> None:
+        if saving or not in_saves:
+            count["now"] += 1
+            if count["now"] == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def watched_write(file: Path, content: bytes) -> None:
+        if file.suffix == ".json":  # the run is over: what follows is only its result
+            (results / "digest").write_text(digest(run.method))
+        saving.append(file)
+        write(file, content)
+        saving.clear()
+
+    runner.files.write = watched_write
+    sys.setprofile(tick)
+    run = runner.StreamRun(recipe, images, results)
+    run()
+    sys.setprofile(None)
+    (results / "moments").write_text(str(count["now"]))
+    os._exit(0)
+
+
+def attempt(recipe: Recipe, images: ResidentImages, results: Path, moment: int = 0, in_saves: bool = False) -> bool:
+    """A process of its own for `child`; returns whether it came to its end."""
+    process = os.fork()
+    if not process:
+        try:
+            child(recipe, images, results, moment, in_saves)
+        except BaseException as error:
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    if status not in (0, -signal.SIGKILL):
+        sys.exit(f"the run ended with {status}")
+    return status == 0
+
+
+def outcome(results: Path, kills: int, in_flight: int) -> dict[str, Any]:
+    """What a finished run left."""
+    (file,) = results.glob("*.json")
+    facts = {"result": json.loads(file.read_text()), "digest": (results / "digest").read_text()}
+    return facts | {
+        "kills": kills,
+        "resumed_in_flight": in_flight,
+        "unfinished": len(list(results.glob(".unf*/tiny*"))),
+    }
+
+
+def saved_in_flight(results: Path) -> bool:
+    """Whether the saved state is one from within a step."""
+    return any(b'\\"current\\"' in file.read_bytes() for file in results.glob(".unfinished/*.safetensors"))
+
+
+def main(folder: Path, seed: int, kills: int) -> None:
+    torch.set_num_threads(1)
+    register(backbones.BACKBONES)
+    images, draw = tiny_images(), random.Random(seed)
+    (folder / "peace").mkdir(parents=True)
+    attempt(TINY, images, folder / "peace")
+    moments = int((folder / "peace" / "moments").read_text())
+    outcomes = [outcome(folder / "peace", 0, 0)]
+    while sum(each["kills"] for each in outcomes) < kills:
+        results = folder / str(len(outcomes))
+        results.mkdir()
+        killed = in_flight = 0
+        while True:
+            in_saves = draw.random() < 0.5
+            moment = draw.randint(1, 80) if in_saves else draw.randint(1, moments // 2)
+            if killed >= kills:
+                moment = 0
+            if attempt(TINY, images, results, moment, in_saves):
+                break
+            killed += 1
+            in_flight += saved_in_flight(results)
+        outcomes.append(outcome(results, killed, in_flight))
+    sys.stdout.write(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,637 @@
+"""Runs: what a result holds, what a run does when it is interrupted, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.resources import files as resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import run_helper
+import safetensors.torch
+import torch
+from run_helper import TINY, digest, tiny_images
+
+import treering
+from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, TreeringError, backbones, methods, trainer
+from treering.experiments import runner
+from treering.experiments.runner import RunProgress, StreamRun, run_many, run_name
+from treering.recipe import Run
+
+TIMES = ("seconds", "images_per_second", "seconds_by_stage")
+KEYS = {
+    *("method", "dataset", "classes_per_step", "memory", "selection", "order", "seed", "accuracy", "top5"),
+    *("average_without_first", "average", "image_passes", "seconds", "images_per_second", "device", "versions"),
+    *("commit", "recipe"),
+}
+"""Of DESIGN.md, "A result"."""
+
+
+@pytest.fixture(autouse=True)
+def tiny_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(backbones.BACKBONES, "tiny", run_helper.TinyFeatures)
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal in two runs of one recipe, as JSON holds it."""
+    return {key: value for key, value in json.loads(json.dumps(result)).items() if key not in TIMES}
+
+
+# --- The result -------------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A finished run over twelve classes in uneven steps, and what its network said after each step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.images = tiny_images(classes=12, per_class=5, tests_per_class=3)
+        sizes = (4, 5, 3)
+        self.recipe = replace(TINY, run=Run("tiny", sizes, order=2, seed=7), memory=Budget(size=25, selection="random"))
+        self.shown: list[torch.Tensor] = []
+        self.probabilities: list[list[list[float]]] = []
+        answer = methods.Method.probabilities
+
+        def probabilities(method: methods.Method, images: torch.Tensor) -> torch.Tensor:
+            self.shown.append(images.clone())
+            said = answer(method, images)
+            self.probabilities.append(said.tolist())
+            return said
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(backbones.BACKBONES, "tiny", run_helper.TinyFeatures)
+            patch.setattr(methods.Method, "probabilities", probabilities)
+            run = StreamRun(self.recipe, self.images, folder)
+            self.result = run()
+        self.method, self.file = run.method, run.result_file
+        self.order = np.random.RandomState(1993 + 2).permutation(12).tolist()
+        labels = self.images.test_labels.tolist()
+        seen = [self.order[: sum(sizes[: step + 1])] for step in range(3)]
+        self.tests = [[index for index, label in enumerate(labels) if label in known] for known in seen]
+        self.truth = [[self.order.index(labels[index]) for index in tests] for tests in self.tests]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    return Watched(tmp_path_factory.mktemp("results"))
+
+
+def test_a_result_has_every_promised_key_and_the_file_holds_it(watched: Watched) -> None:
+    assert set(watched.result) >= KEYS
+    assert json.loads(watched.file.read_text()) == json.loads(json.dumps(watched.result))
+    assert watched.file.name == "tiny-4+5+3-eeil-bf-total25-random-order2-seed7.json"
+
+
+def test_a_result_says_what_was_run_and_where(watched: Watched) -> None:
+    result = json.loads(watched.file.read_text())
+    expected = {
+        "method": "eeil-bf",
+        "dataset": "tiny",
+        "classes_per_step": [4, 5, 3],
+        "memory": {"kind": "total", "size": 25},
+        "selection": "random",
+        "order": 2,
+        "seed": 7,
+        "device": "CPU",
+        "versions": {
+            "treering": treering.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "recipe": watched.recipe.to_dict(),
+        "class_order": [f"class {label}" for label in watched.order],
+    }
+    assert {key: result[key] for key in expected} == expected
+    assert Recipe.from_dict(result["recipe"]) == watched.recipe
+    assert isinstance(result["commit"], str)
+
+
+def test_after_each_step_the_test_images_of_all_classes_so_far_are_shown_as_they_are(watched: Watched) -> None:
+    assert len(watched.shown) == 3
+    for shown, tests in zip(watched.shown, watched.tests, strict=True):
+        assert torch.equal(shown, watched.images.test_images[tests])
+    last = watched.method.network.predict_logits(watched.images.test_images[watched.tests[-1]]).softmax(1)
+    assert last.tolist() == watched.probabilities[-1]
+
+
+def predictions(probabilities: list[list[float]]) -> list[int]:
+    return [max(range(len(row)), key=row.__getitem__) for row in probabilities]
+
+
+def test_accuracy_and_top5_are_the_shares_of_the_networks_own_predictions(watched: Watched) -> None:
+    accuracy, top5 = [], []
+    for probabilities, truth in zip(watched.probabilities, watched.truth, strict=True):
+        right = among_five = 0
+        for row, label in zip(probabilities, truth, strict=True):
+            right += predictions([row])[0] == label
+            among_five += sum(other > row[label] for other in row) < 5
+        accuracy.append(100 * right / len(truth))
+        top5.append(100 * among_five / len(truth))
+    assert watched.result["accuracy"] == pytest.approx(accuracy, abs=1e-9)
+    assert watched.result["top5"] == pytest.approx(top5, abs=1e-9)
+    assert top5[0] == 100 > top5[2] > accuracy[2] > 0, "the data tell them apart"
+    assert watched.result["average"] == pytest.approx(sum(accuracy) / 3)
+    assert watched.result["average_without_first"] == pytest.approx((accuracy[1] + accuracy[2]) / 2)
+
+
+def test_class_accuracy_and_confusion_follow_the_order_of_the_classes(watched: Watched) -> None:
+    for step, (probabilities, truth) in enumerate(zip(watched.probabilities, watched.truth, strict=True)):
+        predicted = predictions(probabilities)
+        expected = []
+        for label in range([4, 9, 12][step]):
+            own = [guess for guess, true in zip(predicted, truth, strict=True) if true == label]
+            expected.append(100 * own.count(label) / len(own))
+        assert watched.result["class_accuracy"][step] == pytest.approx(expected, abs=1e-4)
+    confusion = [[0] * 12 for _ in range(12)]
+    for true, guess in zip(watched.truth[-1], predictions(watched.probabilities[-1]), strict=True):
+        confusion[true][guess] += 1
+    assert watched.result["confusion"] == confusion
+
+
+def test_times_add_up_and_count_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    def slow(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        def slowed(*args: Any, **settings: Any) -> Any:
+            clock.now += seconds
+            return function(*args, **settings)
+
+        return slowed
+
+    monkeypatch.setattr(torch, "randperm", slow(torch.randperm, 10.0))  # drawn once an epoch
+    monkeypatch.setattr(trainer.Trainer, "fit", slow(trainer.Trainer.fit, 1.0))
+    monkeypatch.setattr(methods.Method, "rank", slow(methods.Method.rank, 0.25))
+    monkeypatch.setattr(methods.Method, "probabilities", slow(methods.Method.probabilities, 0.5))
+    run = StreamRun(TINY, tiny_images(), tmp_path)
+    seen: list[float] = []
+    run.watch = lambda progress: seen.append(progress.seconds)
+    result = run()
+    assert result["seconds_by_stage"] == {
+        "construction of training sets": 3 * 1.0 + 2 * 1.25,  # of stage 3: its selection too
+        "training": 60.0,
+        "balanced": 40.0,
+        "selection and evaluation": 3 * 0.75,
+    }
+    assert result["seconds"] == sum(result["seconds_by_stage"].values())
+    assert result["images_per_second"] == pytest.approx(result["image_passes"] / result["seconds"])
+    assert seen[:3] == [11.0, 21.0, 32.75]
+
+
+def test_the_commit_is_the_one_given_or_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TREERING_COMMIT", "0123abc")
+    assert runner.current_commit() == "0123abc"
+    assert StreamRun(replace(TINY, run=Run("tiny", 6)), tiny_images(), tmp_path)()["commit"] == "0123abc"
+    monkeypatch.delenv("TREERING_COMMIT")
+    folder = Path(treering.__file__).parent
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    assert runner.current_commit() == (git.stdout.strip() or "unknown")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert runner.current_commit() == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "epochs", "label"),
+    [
+        ("eeil", "none", 0, "eeil-base"),
+        ("eeil", "twelvefold", 0, "eeil-da"),
+        ("eeil", "none", 30, "eeil-bf"),
+        ("eeil", "twelvefold", 30, "eeil"),
+        ("eeil", "twofold", 1, "eeil"),
+        ("eeil", "twofold", 0, "eeil-da"),
+        ("finetune", "none", 0, "finetune"),
+        ("finetune", "twelvefold", 30, "finetune"),
+    ],
+)
+def test_the_ablations_of_eeil_have_names_of_their_own(method: str, kind: Any, epochs: int, label: str) -> None:
+    balanced = Schedule(epochs=epochs, lr=0.01)
+    recipe = Recipe(method=method, balanced=balanced, augmentation=Augmentation(kind=kind))
+    assert runner.method_label(recipe) == label
+
+
+def ready() -> dict[str, Recipe]:
+    names = [file.name.removesuffix(".toml") for file in resources("treering.recipes").iterdir()]
+    return {name: Recipe.find(name) for name in names if not name.startswith("__")}
+
+
+def test_no_two_ready_recipes_share_a_result_file_in_any_order_and_seed() -> None:
+    recipes = [
+        recipe.changed([f"run.order={order}", f"run.seed={seed}"])
+        for recipe in ready().values()
+        for order, seed in ((0, 0), (1, 0), (0, 1), (4, 3))
+    ]
+    names = [run_name(recipe) for recipe in recipes]
+    assert len(set(names)) == len(names) >= 4 * 27
+    assert all(re.fullmatch(r"[a-z0-9.+-]+", name) for name in names), "safe in any file system"
+
+
+# --- Image passes -----------------------------------------------------------------------------------------------------
+
+UNEVEN = (7, 1, 5, 3, 9, 2, 6, 4)
+
+
+@pytest.mark.parametrize("steps", [3, (3, 1, 4), (1,) * 8, 8], ids=str)
+@pytest.mark.parametrize("budget", [Budget("total", 17), Budget("per-class", 3)], ids=lambda budget: budget.kind)
+@pytest.mark.parametrize("ablation", ["eeil", "eeil-base", "eeil-da", "eeil-bf", "finetune"])
+def test_a_run_takes_the_image_passes_that_were_planned(
+    tmp_path: Path, ablation: str, budget: Budget, steps: Any
+) -> None:
+    augmented, balanced = ablation in ("eeil", "eeil-da"), ablation in ("eeil", "eeil-bf")
+    recipe = replace(
+        TINY,
+        method=ablation.split("-")[0],
+        memory=budget,
+        training=Schedule(epochs=1, lr=0.01),
+        balanced=Schedule(epochs=2 * balanced, lr=0.01),
+        augmentation=Augmentation(kind="twelvefold" if augmented else "none", padding=1),
+        run=Run("tiny", steps),
+    )
+    run = StreamRun(recipe, tiny_images(classes=8, per_class=UNEVEN), tmp_path)
+    seen: list[RunProgress] = []
+    run.watch = seen.append
+    trained: list[int] = []
+    fit = run.method.trainer.fit
+    run.method.trainer.fit = lambda stage, data, *rest: (trained.append(len(data.images)), fit(stage, data, *rest))  # type: ignore[method-assign,func-returns-value]
+    result = run()
+    assert result["method"] == ablation
+    assert result["image_passes"] == run.image_passes_planned == seen[-1].image_passes
+    assert run._largest_stage == max(trained), "what is captured on a GPU has room for every stage, and no more"
+
+    # The same from the definition: every batch is full, so an epoch is a whole number of batches.
+    expected = 0
+    for images, stage in zip(trained, stages_of(balanced, len(result["accuracy"])), strict=True):
+        size = max(2, min(16, images))
+        expected += (2 if stage == "balanced" else 1) * size * -(-images // size)
+    assert result["image_passes"] == expected
+
+
+def stages_of(balanced: bool, steps: int) -> list[str]:
+    return ["training"] + ["training", *["balanced"] * balanced] * (steps - 1)
+
+
+@pytest.mark.parametrize(("classes_per_step", "millions"), [(2, 110), (5, 60), (10, 41), (20, 32), (50, 26)])
+def test_the_papers_runs_take_the_image_passes_that_were_measured(classes_per_step: int, millions: int) -> None:
+    recipe = Recipe.find(f"cifar100-{classes_per_step}")
+    steps = [[500] * classes_per_step] * (100 // classes_per_step)
+    planned = sum(stage.image_passes for step in methods.find(recipe.method).plan(recipe, steps) for stage in step)
+    assert planned == pytest.approx(millions * 1e6, rel=0.03)
+
+
+def test_progress_tells_step_stage_and_epoch(tmp_path: Path) -> None:
+    run = StreamRun(TINY, tiny_images(), tmp_path)
+    seen: list[RunProgress] = []
+    run.watch = seen.append
+    run()
+    stages = [(1, "training"), (2, "training"), (2, "balanced"), (3, "training"), (3, "balanced")]
+    assert [(now.step, now.stage, now.epoch) for now in seen] == [
+        (*stage, epoch) for stage in stages for epoch in (1, 2)
+    ]
+    assert {(now.steps, now.epochs, now.image_passes_planned) for now in seen} == {(3, 2, run.image_passes_planned)}
+    assert all(a.image_passes < b.image_passes and a.seconds < b.seconds for a, b in itertools.pairwise(seen))
+
+
+# --- Interruption -----------------------------------------------------------------------------------------------------
+
+VARIANTS = {
+    "plain": (TINY, 6),
+    "momentum kept": (replace(TINY, optimizer=Optimizer(batch_size=8, reset_momentum=False)), 6),
+    "augmented": (replace(TINY, augmentation=Augmentation(padding=1), optimizer=Optimizer(batch_size=64)), 6),
+    "random selection": (replace(TINY, memory=Budget("per-class", 2, "random")), 6),
+    "fine-tuning": (replace(TINY, method="finetune", training=Schedule(epochs=3, lr=0.05)), 6),
+    "resnet": (replace(TINY, backbone="small"), 6),
+    "many classes": (replace(TINY, memory=Budget(size=30), run=Run("tiny", (6, 6, 1))), 13),
+}
+
+
+class Interruptible:
+    """A recipe, its dataset, and what an uninterrupted run of it comes to."""
+
+    def __init__(self, variant: str, folder: Path) -> None:
+        self.recipe, classes = VARIANTS[variant]
+        self.images = tiny_images(classes, per_class=4)
+        self.folder = folder
+        whole = self.start("whole")
+        epochs: list[RunProgress] = []
+        whole.watch = epochs.append
+        self.result = whole()
+        self.digest, self.epochs = digest(whole.method), len(epochs)
+
+    def start(self, results: str) -> StreamRun:
+        return StreamRun(self.recipe, self.images, self.folder / results)
+
+    def interrupted(self, results: str, epochs: int) -> StreamRun:
+        """A run that is interrupted after so many epochs of its own."""
+        run = self.start(results)
+        seen: list[RunProgress] = []
+
+        def watch(now: RunProgress) -> None:
+            seen.append(now)
+            if len(seen) == epochs:
+                raise KeyboardInterrupt
+
+        run.watch = watch
+        with pytest.raises(KeyboardInterrupt):
+            run()
+        assert not run.result_file.exists()
+        assert run.state_file.exists()
+        return run
+
+    def check_the_end(self, results: str, epochs_left: int | None = None) -> None:
+        """Start once more: the run must come to what the uninterrupted one came to, bit for bit."""
+        run = self.start(results)
+        seen: list[RunProgress] = []
+        run.watch = seen.append
+        result = run()
+        assert without_times(result) == without_times(self.result)
+        assert digest(run.method) == self.digest
+        assert not run.state_file.exists()
+        if epochs_left is not None:
+            assert len(seen) == epochs_left
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_interrupted_after_any_epoch_goes_on_from_there_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible(variant, tmp_path)
+    assert case.epochs == (9 if variant == "fine-tuning" else 10)
+    for epoch in range(1, case.epochs + 1):
+        case.interrupted(str(epoch), epoch)
+        case.check_the_end(str(epoch), case.epochs - epoch)
+
+
+@pytest.mark.parametrize("variant", ["plain", "momentum kept", "many classes"])
+def test_a_run_interrupted_twice_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible(variant, tmp_path)
+    for first, second in ((1, 1), (3, 2), (4, 1), (5, 4), (6, 3), (9, 1)):
+        results = f"{first}+{second}"
+        case.interrupted(results, first)
+        case.interrupted(results, second)
+        case.check_the_end(results, case.epochs - first - second)
+
+
+@pytest.mark.parametrize("variant", ["plain", "momentum kept", "many classes"])
+def test_a_run_interrupted_between_saves_goes_on_from_the_start_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 1e9)
+    case = Interruptible(variant, tmp_path)
+    for epoch, left in ((1, 10), (2, 10), (3, 8), (5, 8), (6, 8), (7, 4), (10, 4)):
+        case.interrupted(str(epoch), epoch)
+        case.check_the_end(str(epoch), left)
+
+
+def test_the_state_is_saved_at_the_start_of_a_step_and_then_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    recipe = replace(TINY, method="finetune", training=Schedule(epochs=7, lr=0.01), run=Run("tiny", 3))
+    run = StreamRun(recipe, tiny_images(), tmp_path)
+    saved: list[Any] = []
+    save = run._save
+
+    def watched_save(in_flight: Any) -> None:
+        saved.append(in_flight and in_flight.current.epoch)
+        save(in_flight)
+
+    def minute_and_a_half_in_two_epochs(now: RunProgress) -> None:
+        clock.now += 45.0
+
+    run._save, run.watch = watched_save, minute_and_a_half_in_two_epochs  # type: ignore[method-assign]
+    run()
+    assert runner.SAVE_EVERY == 60.0
+    assert saved == [None, 3, 5, 7] * 2
+
+
+def test_the_time_before_an_interruption_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    draw = torch.randperm
+
+    def slow(*args: Any, **settings: Any) -> torch.Tensor:  # drawn once an epoch
+        clock.now += 10.0
+        return draw(*args, **settings)
+
+    monkeypatch.setattr(torch, "randperm", slow)
+    recipe, images = replace(TINY, run=Run("tiny", 3)), tiny_images()
+    run = StreamRun(recipe, images, tmp_path)
+
+    def interrupt(now: RunProgress) -> None:
+        if (now.step, now.stage, now.epoch) == (2, "training", 1):
+            clock.now += 1000.0
+            raise KeyboardInterrupt
+
+    run.watch = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    result = StreamRun(recipe, images, tmp_path)()
+    assert result["seconds"] == 60.0
+    assert {key: result["seconds_by_stage"][key] for key in ("training", "balanced")} == {
+        "training": 40.0,
+        "balanced": 20.0,
+    }
+
+
+def test_a_run_killed_at_any_moment_ends_the_same_when_it_is_started_again(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(treering.__file__).parents[1]), str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, run_helper.__file__, tmp_path, "0", "40"],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    peace, *killed = json.loads(done.stdout)
+    assert peace["kills"] == 0
+    assert sum(one["kills"] for one in killed) >= 40
+    assert sum(one["resumed_in_flight"] for one in killed) >= 10
+    for one in killed:
+        assert without_times(one["result"]) == without_times(peace["result"])
+        assert one["digest"] == peace["digest"]
+
+
+# --- States that cannot be taken up -----------------------------------------------------------------------------------
+
+
+def broken_state(kind: str, good: bytes) -> bytes:
+    """A state file that is not one of this run, from a good one."""
+    tensors = safetensors.torch.load(good)
+    size = int.from_bytes(good[:8], "little")
+    facts = json.loads(json.loads(good[8 : 8 + size])["__metadata__"]["facts"])
+    one_tensor = {"start.weight": torch.zeros(2)}
+    if kind.startswith("without "):
+        name = kind.removeprefix("without ")
+        kept = {key: value for key, value in facts.items() if key != name}
+        return safetensors.torch.save(
+            {key: value for key, value in tensors.items() if not key.startswith(name)}, {"facts": json.dumps(kept)}
+        )
+    return {
+        "empty": lambda: b"",
+        "a text": lambda: b"this is no state\n" * 10,
+        "half": lambda: good[: len(good) // 2],
+        "last byte missing": lambda: good[:-1],
+        "no facts": lambda: safetensors.torch.save(one_tensor),
+        "other facts": lambda: safetensors.torch.save(one_tensor, {"model": "other"}),
+        "facts that are no JSON": lambda: safetensors.torch.save(one_tensor, {"facts": "{"}),
+        "facts of nothing": lambda: safetensors.torch.save(one_tensor, {"facts": "{}"}),
+        "facts as a list": lambda: safetensors.torch.save(one_tensor, {"facts": "[]"}),
+        "another network": lambda: safetensors.torch.save(
+            tensors | {"start.features.convolution.weight": torch.zeros(3, 3)}, {"facts": json.dumps(facts)}
+        ),
+        "no tensors": lambda: safetensors.torch.save(one_tensor, {"facts": json.dumps(facts)}),
+    }[kind]()
+
+
+STATES = ("empty", "a text", "half", "last byte missing", "no facts", "other facts", "facts that are no JSON")
+FOREIGN_STATES = ("facts of nothing", "facts as a list", "another network", "no tensors")
+FOREIGN_STATES += ("without recipe", "without head_sizes", "without start.generator", "without current.momentum")
+
+
+@pytest.mark.parametrize("kind", [*STATES, *FOREIGN_STATES])
+def test_a_state_that_cannot_be_taken_up_is_named_in_a_warning_and_the_run_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible("plain", tmp_path)
+    state = case.interrupted("broken", 6).state_file
+    state.write_bytes(broken_state(kind, state.read_bytes()))
+    with caplog.at_level(logging.WARNING):
+        case.check_the_end("broken", case.epochs)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(state) in record.getMessage()
+    assert "starts anew" in record.getMessage()
+
+
+def test_the_state_of_a_run_with_other_settings_is_named_in_a_warning_and_the_run_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible("plain", tmp_path)
+    other = case.recipe
+    case.recipe = replace(other, temperature=3.0)
+    state = case.interrupted("results", 6).state_file
+    case.recipe = other
+    with caplog.at_level(logging.WARNING):
+        case.check_the_end("results", case.epochs)
+    (record,) = caplog.records
+    assert str(state) in record.getMessage()
+    assert "other settings" in record.getMessage()
+
+
+def test_a_good_state_is_taken_up_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible("plain", tmp_path)
+    case.interrupted("results", 6)
+    with caplog.at_level(logging.WARNING):
+        case.check_the_end("results", case.epochs - 6)
+    assert caplog.records == []
+
+
+# --- Results that are there already -----------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    images = tiny_images()
+    first = StreamRun(TINY, images, tmp_path)()
+    (file,) = tmp_path.glob("*.json")
+    before = file.read_bytes()
+    again = StreamRun(TINY, images, tmp_path)
+
+    def fail(*args: Any) -> None:
+        raise AssertionError("it trains")
+
+    again.method.learn_step = fail  # type: ignore[method-assign]
+    assert json.loads(json.dumps(again())) == json.loads(json.dumps(first))
+    assert file.read_bytes() == before
+
+
+def test_a_result_with_other_settings_is_refused_and_stays(tmp_path: Path) -> None:
+    images = tiny_images()
+    StreamRun(TINY, images, tmp_path)()
+    (file,) = tmp_path.glob("*.json")
+    before = file.read_bytes()
+    with pytest.raises(TreeringError) as error:
+        StreamRun(replace(TINY, temperature=3.0), images, tmp_path)()
+    assert str(file) in str(error.value)
+    assert "other settings" in str(error.value)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "\xff"], ids=repr)
+def test_a_result_file_that_is_no_result_is_an_error_that_names_it(tmp_path: Path, content: str) -> None:
+    run = StreamRun(TINY, tiny_images(), tmp_path)
+    run.result_file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(TreeringError) as error:
+        run()
+    assert str(run.result_file) in str(error.value)
+    assert run.result_file.read_bytes() == content.encode("latin-1")
+
+
+# --- Trouble ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_learning_rate_that_is_far_too_high_is_a_clear_error_and_no_result(tmp_path: Path) -> None:
+    run = StreamRun(replace(TINY, training=Schedule(epochs=3, lr=1e30)), tiny_images(), tmp_path)
+    with pytest.raises(TreeringError, match="diverged in step 1.*lower the learning rate"):
+        run()
+    assert not run.result_file.exists()
+
+
+def test_a_loss_that_is_not_a_number_is_an_error_that_names_its_step(tmp_path: Path) -> None:
+    run = StreamRun(TINY, tiny_images(), tmp_path)
+    loss = run.method.trainer.loss
+
+    def sometimes(*args: torch.Tensor) -> torch.Tensor:
+        return loss(*args) * (float("nan") if len(run.method.network.head_sizes) == 2 else 1.0)
+
+    run.method.trainer.loss = sometimes
+    with pytest.raises(TreeringError, match="diverged in step 2"):
+        run()
+    assert not run.result_file.exists()
+
+
+@pytest.mark.parametrize("failure", [TreeringError("no"), RuntimeError("no"), MemoryError("no")], ids=repr)
+def test_an_error_in_one_run_does_not_lose_the_others(tmp_path: Path, failure: Exception) -> None:
+    images = tiny_images()
+    runs = [StreamRun(replace(TINY, run=Run("tiny", 3, order=order)), images, tmp_path) for order in range(3)]
+
+    def fail(*args: Any) -> None:
+        raise failure
+
+    runs[1].method.learn_step = fail  # type: ignore[method-assign]
+    outcomes = run_many(runs)
+    assert outcomes[1] is failure
+    for order in (0, 2):
+        assert outcomes[order]["order"] == order  # type: ignore[index]
+        assert json.loads(runs[order].result_file.read_text())["order"] == order
+    assert not runs[1].result_file.exists()
+    assert run_many([]) == []
+
+
+def test_runs_in_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
+    images = tiny_images()
+    recipes = [replace(TINY, run=Run("tiny", 2, seed=seed)) for seed in (0, 1)]
+    together = run_many([StreamRun(recipe, images, tmp_path / "together") for recipe in recipes])
+    alone = [StreamRun(recipe, images, tmp_path / recipe.run.dataset)() for recipe in recipes[::-1]][::-1]
+    for one, other in zip(together, alone, strict=True):
+        assert without_times(one) == without_times(other)  # type: ignore[arg-type]
+    assert without_times(alone[0])["confusion"] != without_times(alone[1])["confusion"]
