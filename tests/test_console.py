@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from test_cifar import FILES, NAMES, published_files, write_cifar
 
-from treering import Augmentation, Budget, Recipe, Schedule, TreeringError, cli, methods
+from treering import Augmentation, Budget, Recipe, TreeringError, cli, methods
 from treering.data import cifar
 from treering.experiments.runner import method_label, run_name
 from treering.recipe import Run
@@ -127,11 +127,10 @@ def test_recipes_settings_and_folders_are_taken_from_the_command_line(treering_r
 
 
 def test_several_recipes_run_in_one_call_and_a_failing_one_is_named(treering_run: Any, tmp_path: Path) -> None:
-    (tmp_path / "other.toml").write_text(TOML.replace("lr = ", "").replace("[training]", "[training]\nlr = 1e30"))
-    (tmp_path / "other.toml").write_text((tmp_path / "other.toml").read_text() + "order = 1\n")
+    (tmp_path / "other.toml").write_text(TOML.replace("[training]", "[training]\nlr = 1e30") + "order = 1\n")
     done = treering_run("other.toml", "tiny.toml")
     assert done.code == 1
-    assert f"{NAME.replace('order0', 'order1')}: training diverged in step 1" in done.out
+    assert f"{NAME.replace('order0', 'order1')}: training diverged in step" in done.out
     assert [row[0] for row in done.table] == ["run", NAME]
     assert list(results(tmp_path / "results")) == [f"{NAME}.json"]
     assert "Traceback" not in done.out + done.err
@@ -198,7 +197,7 @@ def test_an_interrupted_run_has_its_own_exit_code_and_goes_on_when_called_again(
         ("run=3", ["run must be a table"]),
         ("run.order.deep=1", ["run.order"]),
         ("run.order", ["'run.order'", "key=value"]),
-        ("=1", ["=1"]),
+        ("=1", ["unknown setting", "valid keys"]),
         ("run.dataset=cifar10", ["cifar10", "did you mean cifar100?"]),
         ("method=eel", ["eel", "did you mean eeil?"]),
         ("backbone=resnet23", ["resnet23", "did you mean resnet32?"]),
@@ -393,6 +392,5 @@ def test_the_digits_recipe_is_small_and_quick() -> None:
     recipe = Recipe.find("digits")
     assert (recipe.backbone, recipe.run.dataset, recipe.run.classes_per_step) == ("small", "digits", 2)
     assert recipe.method == "eeil"
-    assert isinstance(recipe.training, Schedule)
     assert max(recipe.training.drop_at) < recipe.training.epochs < 40
     assert max(recipe.balanced.drop_at) < recipe.balanced.epochs < 30

@@ -67,7 +67,7 @@ def test_only_classes_seen_so_far_are_tested(half: Dataset) -> None:
     seen: list[Progress] = []
     demo.learn_digits(half, recipe, 3, seen.append)
     assert [now.step for now in seen] == [1, 2, 3, 4, 5]
-    steps = split_steps(class_order(10, 3), demo.CLASSES_PER_STEP)
+    steps = split_steps(class_order(10, 3), demo.RECIPE.run.classes_per_step)
     images = [12 * int(np.isin(half.train_labels, classes).sum()) for classes in steps]
     assert all(0 <= now.image_passes - count < 128 for now, count in zip(seen, images, strict=True))
 

@@ -239,11 +239,11 @@ def test_a_setting_of_the_wrong_type_is_an_error_that_names_it_and_its_value(nam
         ("engine", "fats", "fast"),
     ],
 )
-def test_a_wrong_choice_is_an_error_with_the_nearest_one(name: str, value: str, meant: str):
+def test_a_wrong_choice_is_an_error_with_the_valid_ones(name: str, value: str, meant: str):
     message = error_of(name, value)
     assert f"{name} must be one of" in message
     assert repr(value) in message
-    assert f"did you mean {meant!r}?" in message
+    assert repr(meant) in message
 
 
 @pytest.mark.parametrize("value", [1, True, None, ["herding"], "qqq"])

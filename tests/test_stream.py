@@ -120,4 +120,3 @@ def test_a_stream_gives_each_step_its_own_training_images_and_the_test_images_of
             assert images.shape[1:] == (1, 2, 3)
             assert images[:, 0, 0, 0].tolist() == [names[column] for column in labels.tolist()]
             assert images[:, 0, 0, 1].tolist() == [i for i, label in enumerate(all_labels) if label in of]
-    assert stream.step_sizes() == [len(step.images) for step in steps]

@@ -6,14 +6,13 @@ such as 8 x 8 digits. Any other module of that signature works as well: the meth
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treering.errors import TreeringError
+from treering.errors import TreeringError, look_up
 
 
 def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
@@ -107,13 +106,10 @@ BACKBONES: dict[str, Callable[[int], nn.Module]] = {
 
 def build(name: str, channels: int, seed: int) -> nn.Module:
     """The named feature extractor with weights drawn from `seed`; the global random state stays as it was."""
-    if name not in BACKBONES:
-        near = difflib.get_close_matches(name, BACKBONES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(BACKBONES)}, or give a torch.nn.Module"
-        raise TreeringError(f"unknown backbone {name!r}; {hint}")
+    make = look_up(BACKBONES, name, "backbone")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        network = BACKBONES[name](channels)
+        network = make(channels)
         for module in network.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

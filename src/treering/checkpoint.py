@@ -48,10 +48,10 @@ FORMAT = "treering model"
 FORMAT_VERSION = 1
 KEPT = ("manifest.json", ".lock")
 OURS = re.compile(
-    r"manifest\.json|\.lock|memory|\.tmp-.*|weights-[0-9a-f]{12}\.safetensors|history-[0-9a-f]{12}\.jsonl"
+    rf"manifest\.json|\.lock|memory|{re.escape(files.TEMPORARY)}.*|weights-[0-9a-f]{{12}}\.safetensors|history-[0-9a-f]{{12}}\.jsonl"
 )
 """Names of ours in a model folder's top level."""
-EXEMPLAR = re.compile(r"\.tmp-.*|\d{4,}-[0-9a-f]{12}\.png")
+EXEMPLAR = re.compile(rf"{re.escape(files.TEMPORARY)}.*|\d{{4,}}-[0-9a-f]{{12}}\.png")
 """Names of ours in a class's folder of exemplars."""
 SAVEABLE = (str, int, float, bool)
 """Types of labels that JSON gives back as they were."""
@@ -147,7 +147,7 @@ def _read_learner(
     learner._method = method
     learner._image_shape = tuple(manifest["image_shape"])
     learner._classes = manifest["classes"]
-    learner._history = [json.loads(line) for line in _read(path, entries["history"]).splitlines()][: manifest["steps"]]
+    learner._history = [json.loads(line) for line in _read(path, entries["history"]).splitlines()]
     return learner
 
 

@@ -66,4 +66,5 @@ def main() -> None:
         Console(stderr=True, soft_wrap=True).print(f"treering: {error}", markup=False, highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
+        Console(stderr=True).print("treering: interrupted; an interrupted run goes on when it is started again")
         sys.exit(130)

@@ -19,8 +19,6 @@ from treering.data.stream import Dataset, class_order, split_steps
 from treering.errors import TreeringError
 from treering.recipe import Recipe
 
-CLASSES_PER_STEP = 2
-
 RECIPE = Recipe.find("digits")
 """The paper's method for 8 x 8 images: a small network, fewer epochs, 100 exemplars, crops that shift by one pixel."""
 
@@ -42,7 +40,7 @@ def learn_digits(
 ) -> Outcome:
     """Teach the ten digits in five steps by the recipe's method."""
     model = learner.Learner(recipe=recipe, seed=order, progress=progress)
-    steps = split_steps(class_order(10, order), CLASSES_PER_STEP)
+    steps = split_steps(class_order(10, order), recipe.run.classes_per_step)
     outcome = Outcome([], [])
     seen: list[int] = []
     for classes in steps:
@@ -64,12 +62,13 @@ def run(console: Console, out: Path, order: int) -> None:
     except OSError as error:
         raise TreeringError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
     start = time.perf_counter()
-    steps = split_steps(class_order(10, order), CLASSES_PER_STEP)
+    steps = split_steps(class_order(10, order), RECIPE.run.classes_per_step)
     epochs = {
         "eeil": RECIPE.training.epochs * len(steps) + RECIPE.balanced.epochs * (len(steps) - 1),
         "finetune": RECIPE.training.epochs * len(steps),
     }
-    console.print("Ten handwritten digits, two new ones at a time; only 100 of the old images may be kept.")
+    kept = RECIPE.memory.size
+    console.print(f"Ten handwritten digits, two new ones at a time; only {kept} of the old images may be kept.")
     outcomes = {}
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:

@@ -1,5 +1,27 @@
 """The one exception for everything a user can put right: its message says what is wrong and what to do."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+Entry = TypeVar("Entry")
+
 
 class TreeringError(ValueError):
     """Bad input, a bad setting or an unusable folder. The command line prints it as one line and exits with code 2."""
+
+
+def look_up(table: Mapping[str, Entry], name: str, what: str) -> Entry:
+    """`table[name]`, or an error that names the nearest spelling of this kind of thing."""
+    if name not in table:
+        raise TreeringError(f"unknown {what} {name!r}; {nearest(name, table)}")
+    return table[name]
+
+
+def nearest(name: str, valid: Iterable[str], prefix: str = "") -> str:
+    """What to say of a wrong name: the valid one that was meant or, if none is near, all of them."""
+    names = list(valid)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + valid for valid in names)}"

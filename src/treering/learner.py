@@ -11,6 +11,7 @@ import copy
 import inspect
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -119,9 +120,10 @@ class Learner:
         column = {name: index for index, name in enumerate(self._classes + new)}
 
         method = self._method or self._create_method(pixels)
-        device = method.network.bias.device
+        device = method.network.device
         step = Step(pixels.to(device), torch.tensor([column[name] for name in names], device=device), len(new))
         method.trainer.on_epoch = self._report
+        method.trainer.start_step()
         before = method.snapshot()
         logger.info("step %d: %d images, %d new classes", len(self._history) + 1, len(names), len(new))
         try:
@@ -132,15 +134,13 @@ class Learner:
             raise
         self._method, self._image_shape = method, tuple(pixels.shape[1:])
         self._classes += new
-        counts = dict.fromkeys(_in_order(set(names)), 0)
-        for name in names:
-            counts[name] += 1
+        counts = Counter(names)
         self._history.append(
             {
                 "step": len(self._history) + 1,
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
                 "new_classes": new,
-                "images": [[name, count] for name, count in counts.items()],
+                "images": [[name, counts[name]] for name in _in_order(set(names))],
             }
         )
         return self
@@ -215,18 +215,20 @@ class Learner:
             raise TreeringError(f"images of {given} were given, but this learner has learnt images of {learnt}")
 
     def _report(self, report: EpochReport) -> None:
-        loss = float(report.losses.mean())
-        logger.debug("%s epoch %d/%d: loss %.4f", report.stage, report.epoch, report.epochs, loss)
+        logger.debug("%s epoch %d/%d: loss %.4f", report.stage, report.epoch, report.epochs, report.mean_loss)
         if self.progress is not None:
             step = len(self._history) + 1
-            self.progress(Progress(step, report.stage, report.epoch, report.epochs, report.image_passes, loss))
+            passes, loss = report.image_passes, report.mean_loss
+            self.progress(Progress(step, report.stage, report.epoch, report.epochs, passes, loss))
 
 
 @contextlib.contextmanager
 def _seeded_dropout(seed: int, device: torch.device) -> Iterator[None]:
     """Layers that draw from torch's global generators draw from `seed`; the generators stay as they were."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         yield
 
 

@@ -1,7 +1,8 @@
 """The cross-distilled loss [3.2] as pure functions.
 
 Heads lie side by side in the columns of one logits matrix; `head_of_class_C` names the head of each column. Heads may
-have any, uneven sizes: what is per head is done by segments of columns, never by a loop. Ids run from 0 to C.
+have any, uneven sizes: what is per head is done by segments of columns, never by a loop. The number C marks columns
+that belong to no head yet.
 """
 
 from __future__ import annotations

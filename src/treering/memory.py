@@ -1,4 +1,7 @@
-"""The representative memory [3.1]: ranked exemplars of every class, within a budget, shrunk from the end."""
+"""The representative memory [3.1]: ranked exemplars of every class, within a budget, shrunk from the end.
+
+How many a class may keep, n = floor(K / c), is `Budget.quota` in recipe.py.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,10 @@ class Memory:
 
     def __contains__(self, label: int) -> bool:
         return label in self.exemplars
+
+    def require_room(self, classes: int) -> None:
+        """Raise if the budget has not even one exemplar for each of `classes` classes."""
+        self.budget.quota(classes)
 
     def largest_class(self) -> int:
         """The most exemplars any class has: what balanced fine-tuning cuts the new classes to [4]."""

@@ -1,7 +1,8 @@
 """The network [3.2]: one feature extractor and one head (the paper's classification layer) per step.
 
-The heads lie side by side in one weight matrix, so that a thousand heads cost one matrix product. Rows beyond the
-classes learnt so far are spare: reserving them keeps every shape constant while heads are added.
+The heads lie side by side in one weight matrix, so that a thousand heads cost one matrix product: each class is a
+column of the logits. Columns beyond the classes learnt so far are spare: reserving them keeps every shape constant
+while heads are added.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SPARE_LOGIT = -1e4
-"""Logit of a spare row: its softmax is exactly 0, and unlike infinity it makes no NaN."""
+"""Logit of a spare column: its softmax is exactly 0, and unlike infinity it makes no NaN."""
 
 
 def mean_image(images: Tensor, pixel_scale: float) -> Tensor:
@@ -45,35 +46,44 @@ class IncrementalNetwork(nn.Module):
         """Classes learnt so far; the columns beyond are spare."""
         return sum(self.head_sizes)
 
-    def reserve(self, rows: int) -> None:
-        """Make room for `rows` classes in all."""
-        if rows > len(self.bias):
-            self.resize(rows)
+    @property
+    def columns(self) -> int:
+        """Columns of the logits, spare ones included."""
+        return len(self.bias)
 
-    def resize(self, rows: int) -> None:
-        """Have exactly this many rows; the last go, or spare ones come."""
-        extra = rows - len(self.bias)
+    @property
+    def device(self) -> torch.device:
+        return self.bias.device
+
+    def reserve(self, columns: int) -> None:
+        """Make room for `columns` classes in all."""
+        if columns > self.columns:
+            self.resize(columns)
+
+    def resize(self, columns: int) -> None:
+        """Have exactly this many columns; the last go, or spare ones come."""
+        extra = columns - self.columns
         if extra:
             self.weight = nn.Parameter(F.pad(self.weight.detach(), (0, 0, 0, extra)))
             self.bias = nn.Parameter(F.pad(self.bias.detach(), (0, extra)))
-            self.head_of_class = self._segments(rows)
+            self.head_of_class = self._segments()
 
     def add_head(self, size: int, generator: torch.Generator) -> None:
         """A fresh linear layer for `size` new classes; the feature extractor and the old heads stay as they are."""
         start = self.classes
         self.reserve(start + size)
         self.head_sizes.append(size)
-        self.head_of_class.copy_(self._segments(len(self.bias)))
+        self.head_of_class.copy_(self._segments())
         bound = self.feature_size**-0.5
         with torch.no_grad():
             self.weight[start : start + size].uniform_(-bound, bound, generator=generator)
             self.bias[start : start + size].zero_()
 
-    def _segments(self, rows: int) -> Tensor:
-        """The head of each row; spare rows form one segment of their own, number `rows`."""
-        spare = max(rows - self.classes, 0)
+    def _segments(self) -> Tensor:
+        """The head of each column; spare columns form a segment of their own, whose number is that of all columns."""
+        spare = max(self.columns - self.classes, 0)
         heads = torch.arange(len(self.head_sizes)).repeat_interleave(torch.tensor(self.head_sizes, dtype=torch.long))
-        return torch.cat([heads[:rows], torch.full((spare,), rows)]).to(self.bias.device)
+        return torch.cat([heads[: self.columns], torch.full((spare,), self.columns)]).to(self.device)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Pixels divided by `pixel_scale`, less the mean image [5]."""
@@ -89,9 +99,9 @@ class IncrementalNetwork(nn.Module):
         return features_ND.to(self.weight.dtype)
 
     def logits(self, features_ND: Tensor) -> Tensor:
-        """One column per row of the heads' matrix, spare ones included."""
+        """N x columns, spare ones included."""
         logits_NC = F.linear(features_ND, self.weight, self.bias)
-        return logits_NC.masked_fill(self.head_of_class == len(self.bias), SPARE_LOGIT)
+        return logits_NC.masked_fill(self.head_of_class == self.columns, SPARE_LOGIT)
 
     def predict_features(self, images: Tensor) -> Tensor:
         """Features N x D in evaluation mode."""
@@ -106,12 +116,12 @@ class IncrementalNetwork(nn.Module):
         training = self.training
         self.eval()
         try:
-            return torch.cat([function(part.to(self.bias.device)) for part in images.split(batch_size)])
+            return torch.cat([function(part.to(self.device)) for part in images.split(batch_size)])
         finally:
             self.train(training)
 
     def tensors(self) -> dict[str, Tensor]:
-        """A copy of every weight and statistic, without spare rows; `load_tensors` takes it back."""
+        """A copy of every weight and statistic, without spare columns; `load_tensors` takes it back."""
         state = {name: tensor.detach().clone() for name, tensor in self.state_dict().items() if name != "head_of_class"}
         return state | {name: state[name][: self.classes].clone() for name in ("weight", "bias")}
 
@@ -119,7 +129,7 @@ class IncrementalNetwork(nn.Module):
         """Become the network that gave `tensors`, in place; raises ValueError if they do not fit."""
         self.head_sizes = list(head_sizes)
         self.reserve(self.classes)
-        self.head_of_class.copy_(self._segments(len(self.bias)))
+        self.head_of_class.copy_(self._segments())
         own = {name: tensor for name, tensor in self.state_dict().items() if name != "head_of_class"}
         own |= {name: own[name][: self.classes] for name in ("weight", "bias")}
         different = own.keys() ^ tensors.keys() or {name for name in own if own[name].shape != tensors[name].shape}

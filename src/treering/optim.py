@@ -42,7 +42,7 @@ class SGD:
         # weight tensor of the feature extractor; then one per row of the heads' matrix.
         self.decayed: list[Tensor] = [part for part in self.parameters if part.ndim > 1 and part is not network.weight]
         number = {id(part): index for index, part in enumerate(self.decayed, start=1)}
-        rows = torch.arange(len(network.bias)).repeat_interleave(network.feature_size) + len(self.decayed) + 1
+        rows = torch.arange(network.columns).repeat_interleave(network.feature_size) + len(self.decayed) + 1
         groups = [
             rows if part is network.weight else torch.full((part.numel(),), number.get(id(part), 0))
             for part in self.parameters

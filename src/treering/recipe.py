@@ -7,7 +7,6 @@ Ablations are settings: `augmentation.kind = "none"`, `balanced.epochs = 0`, ano
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 import tomllib
@@ -19,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from treering.errors import TreeringError
+from treering.errors import TreeringError, nearest
 
 
 def _require(condition: bool, message: str) -> None:
@@ -195,9 +194,7 @@ class Recipe:
         if name in ready:
             return cls.from_dict(tomllib.loads(ready[name].read_text(encoding="utf-8")))
         if not name.endswith(".toml") and not Path(name).exists():
-            near = difflib.get_close_matches(name, ready, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"ready recipes: {', '.join(sorted(ready))}"
-            raise TreeringError(f"no file and no ready recipe is called {name}; {hint}")
+            raise TreeringError(f"no file and no ready recipe is called {name}; {nearest(name, sorted(ready))}")
         return cls.read(name)
 
     def changed(self, settings: Sequence[str]) -> Recipe:
@@ -241,13 +238,7 @@ def _build(cls: type, table: Mapping[str, Any], defaults: Any, where: str) -> An
     changes = {}
     for key, value in table.items():
         if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
-            hint = (
-                f"did you mean {where}{near[0]}?"
-                if near
-                else f"valid keys: {', '.join(where + name for name in hints)}"
-            )
-            raise TreeringError(f"unknown setting {where}{key}; {hint}")
+            raise TreeringError(f"unknown setting {where}{key}; {nearest(key, hints, where)}")
         changes[key] = _checked(value, hints[key], getattr(defaults, key), where + key)
     try:
         return dataclasses.replace(defaults, **changes)
@@ -262,9 +253,7 @@ def _checked(value: Any, hint: Any, default: Any, name: str) -> Any:
         return _build(typing.cast(type, hint), value, default, f"{name}.")
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        near = difflib.get_close_matches(str(value), arguments, n=1, cutoff=0.4)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        _require(value in arguments, f"{name} must be one of {', '.join(map(repr, arguments))}, not {value!r}{meant}")
+        _require(value in arguments, f"{name} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
         return value
     if origin is types.UnionType:
         hint = next((kind for kind in arguments if isinstance(value, list | tuple) == (kind is not int)), hint)

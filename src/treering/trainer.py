@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treering.errors import TreeringError
 from treering.network import IncrementalNetwork
 from treering.optim import SGD
 from treering.recipe import Optimizer, Schedule
@@ -57,19 +58,6 @@ class TrainingSet:
 
 
 @dataclass(frozen=True)
-class EpochReport:
-    """What a finished epoch tells whoever watches."""
-
-    stage: str
-    epoch: int
-    """From 1 within the stage."""
-    epochs: int
-    image_passes: int
-    losses: Tensor
-    """The loss of each batch, on the training device: reading it waits for the epoch to end."""
-
-
-@dataclass(frozen=True)
 class FitState:
     """Where a training stands after an epoch: all that is needed to go on exactly from there."""
 
@@ -88,6 +76,22 @@ class InFlight:
 
     current: FitState
     previous: FitState | None
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What a finished epoch tells whoever watches."""
+
+    stage: str
+    epoch: int
+    """From 1 within the stage."""
+    epochs: int
+    image_passes: int
+    losses: Tensor
+    """The loss of each batch."""
+    mean_loss: float
+    state: Callable[[], InFlight]
+    """The state after this epoch, from which `start_step` goes on; to be called before the next one begins."""
 
 
 def batch_plan(count: int, settings: Optimizer) -> tuple[int, int]:
@@ -121,22 +125,16 @@ class Trainer:
         self._step: CapturedStep | None = None
         self.start_step(None)
 
-    def start_step(self, resume: InFlight | None) -> None:
+    def start_step(self, resume: InFlight | None = None) -> None:
         """Begin a step, or go on with one: its `fit` calls up to `resume` then only restore what they had led to."""
         self._resume = resume
         self._fits = 0
         self._previous: FitState | None = None
-        self._now: Callable[[], FitState] | None = None
-
-    def in_flight(self) -> InFlight:
-        """The state after the epoch just reported, to be handed to `start_step`; for use inside `on_epoch`."""
-        assert self._now is not None
-        return InFlight(self._now(), self._previous)
 
     def prepare(self, images: int, image_shape: Sequence[int]) -> None:
         """On a GPU, capture a step with room for `images`: what later stages fit into need not be captured again."""
         if self.captured and self._step is None:
-            device, columns = self.generator.device, len(self.network.bias)
+            device, columns = self.generator.device, self.network.columns
             room = TrainingSet(
                 torch.zeros(images, *image_shape, dtype=torch.uint8, device=device),
                 torch.zeros(images, dtype=torch.long, device=device),
@@ -186,10 +184,13 @@ class Trainer:
                 step.start_epoch(order.repeat(2)[: batches * batch_size])
                 for _ in range(batches):
                     step()
-                self._now = functools.partial(self._state, number, epoch + 1, step)
-                self.on_epoch(
-                    EpochReport(stage, epoch + 1, schedule.epochs, batches * batch_size, step.losses[:batches])
-                )
+                mean_loss = float(step.losses[:batches].mean())  # waits for the epoch to end
+                if not math.isfinite(mean_loss):
+                    raise TreeringError("training diverged (the loss is not finite): lower the learning rate")
+                state = functools.partial(self._in_flight, number, epoch + 1, step)
+                passes = batches * batch_size
+                losses = step.losses[:batches]
+                self.on_epoch(EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state))
             self._previous = self._state(number, schedule.epochs, step)
         finally:
             self.network.eval()
@@ -206,6 +207,9 @@ class Trainer:
             return TrainingStep(self.network, optimizer, self.loss, training_set, batch_size)
         self._step = CapturedStep(self.network, optimizer, self.loss, training_set, batch_size)
         return self._step
+
+    def _in_flight(self, number: int, epoch: int, step: TrainingStep) -> InFlight:
+        return InFlight(self._state(number, epoch, step), self._previous)
 
     def _state(self, number: int, epoch: int, step: TrainingStep) -> FitState:
         momentum, generator = step.optimizer.momentum.clone(), self.generator.get_state()
@@ -292,5 +296,6 @@ class CapturedStep(TrainingStep):
                 logger.warning("the feature extractor cannot be compiled and runs slower: %s", error)
                 self.extract = self.network.extract
             for _ in range(WARM_UP_STEPS):
+                self.batch_number.zero_()
                 super().__call__()
         torch.cuda.current_stream().wait_stream(side)

@@ -108,8 +108,3 @@ class Stream:
             yield StreamStep(
                 self.images.train_images[new], train[new], classes, self.images.test_images[seen], test[seen]
             )
-
-    def step_sizes(self) -> list[int]:
-        """Training images of each step."""
-        counts = torch.bincount(self.images.train_labels, minlength=len(self.order)).tolist()
-        return [sum(counts[label] for label in classes) for classes in self.steps]

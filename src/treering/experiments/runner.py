@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -58,17 +57,9 @@ class RunProgress:
     """So far, an interrupted run's earlier parts included."""
 
 
-Watch = Callable[[RunProgress], None]
-
-
 def method_label(recipe: Recipe) -> str:
-    """The method's name in results: the ablations of EEIL have names of their own [6.3]."""
-    if recipe.method != "eeil":
-        return recipe.method
-    augmented, balanced = recipe.augmentation.kind != "none", recipe.balanced.epochs > 0
-    return {(False, False): "eeil-base", (True, False): "eeil-da", (False, True): "eeil-bf"}.get(
-        (augmented, balanced), "eeil"
-    )
+    """The method's name in results."""
+    return methods.find(recipe.method).label(recipe)
 
 
 def run_name(recipe: Recipe, method: str | None = None) -> str:
@@ -87,7 +78,10 @@ class StreamRun:
 
     def __init__(self, recipe: Recipe, images: ResidentImages, results: Path) -> None:
         self.recipe, self.images = recipe, images
-        self.watch: Watch = lambda progress: None
+        self.watch: Callable[[RunProgress], None] = lambda progress: None
+        self.stopping = False
+        """Set from another thread, it ends the run after the epoch that is under way, with its state saved."""
+        self.runs_at_once = 1
         self.stream = Stream(images, recipe.run.classes_per_step, recipe.run.order)
         counts = torch.bincount(images.train_labels, minlength=len(images.class_names)).tolist()
         planned = methods.find(recipe.method).plan(
@@ -114,7 +108,9 @@ class StreamRun:
     def prepare(self) -> None:
         """Compile and capture once for the whole run, where the device does and the run is not finished yet."""
         if not self.result_file.exists():
+            self._clock = time.perf_counter()
             self.method.trainer.prepare(self._largest_stage, self.method.network.mean_image.shape)
+            self._tick("set-up")
 
     def __call__(self) -> dict[str, Any]:
         """Run to the end; returns the result, which is in the result file then."""
@@ -168,13 +164,12 @@ class StreamRun:
         self._tick("construction of training sets")
 
     def _epoch(self, report: EpochReport) -> None:
-        mean_loss = float(report.losses.mean())  # waits for the epoch
         self._tick(report.stage)
-        if not np.isfinite(mean_loss):
-            raise TreeringError(f"training diverged in step {self.record['steps_done'] + 1}: lower the learning rate")
         self.record["image_passes"] += report.image_passes
-        if time.perf_counter() - self._saved >= SAVE_EVERY:
-            self._save(self.method.trainer.in_flight())
+        if self.stopping or time.perf_counter() - self._saved >= SAVE_EVERY:
+            self._save(report.state())
+        if self.stopping:
+            raise KeyboardInterrupt
         self.watch(
             RunProgress(
                 self.record["steps_done"] + 1,
@@ -226,6 +221,7 @@ class StreamRun:
             "image_passes": record["image_passes"],
             "seconds": record["seconds"],
             "images_per_second": record["image_passes"] / record["seconds"],
+            "runs_at_once": self.runs_at_once,
             "seconds_by_stage": record["seconds_by_stage"],
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
             "versions": {
@@ -276,7 +272,7 @@ class StreamRun:
         memory = {int(label): images.to(device) for label, images in _unprefixed("memory", tensors).items()}
         start = _unprefixed("start", tensors)
         generator = start.pop("generator")
-        snapshot = self.method.snapshot()  # for what the state file leaves out: the number of rows
+        snapshot = self.method.snapshot()  # for what the state file leaves out: the number of columns
         snapshot |= {"head_sizes": head_sizes, "tensors": start, "exemplars": memory, "generator": generator}
         self.method.restore(snapshot)
         states: dict[str, FitState] = {}
@@ -288,35 +284,54 @@ class StreamRun:
 
 
 def run_many(runs: Sequence[StreamRun]) -> list[dict[str, Any] | Exception]:
-    """Run all to the end, on a GPU all at once with a stream each; an error ends its own run only."""
-    outcomes: dict[int, dict[str, Any] | Exception] = {}
+    """Run all to the end, on a GPU all at once with a stream each; an error ends its own run only.
 
-    def work(index: int) -> None:
+    Ctrl-C lets runs that train at once end their epoch and save their state first.
+    """
+    outcomes: list[dict[str, Any] | Exception] = [TreeringError("the run was interrupted") for _ in runs]
+    at_once = all(run.method.generator.device.type == "cuda" for run in runs)
+
+    def guarded(index: int, action: Callable[[], dict[str, Any] | None]) -> bool:
         try:
-            outcomes[index] = runs[index]()
+            outcomes[index] = action() or outcomes[index]
         except Exception as error:
             outcomes[index] = error
+            return False
+        except KeyboardInterrupt:
+            if not runs[index].stopping:
+                raise
+        return True
 
-    def work_on(index: int, stream: torch.cuda.Stream) -> None:
+    if not at_once:
+        for index, run in enumerate(runs):
+            guarded(index, run)
+        return outcomes
+
+    def work(index: int, stream: torch.cuda.Stream) -> None:
         with torch.cuda.stream(stream):
-            work(index)
+            guarded(index, runs[index])
 
-    if not all(run.method.generator.device.type == "cuda" for run in runs):
-        for index in range(len(runs)):
-            work(index)
-        return [outcomes[index] for index in range(len(runs))]
     threads = []
     for index, run in enumerate(runs):
+        run.runs_at_once = len(runs)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())  # the resident images and the weights came on that one
         with torch.cuda.stream(stream):
-            run.prepare()
-        threads.append(threading.Thread(target=work_on, args=(index, stream), daemon=True))
+            # One after the other and before any run trains: captures and training do not mix.
+            if guarded(index, run.prepare):
+                threads.append(threading.Thread(target=work, args=(index, stream), daemon=True))
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    return [outcomes[index] for index in range(len(runs))]
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        for run in runs:
+            run.stopping = True
+        for thread in threads:
+            thread.join()
+        raise
+    return outcomes
 
 
 def current_commit() -> str:

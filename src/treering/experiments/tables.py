@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,22 @@ def _line(row: dict[str, str], runs: Sequence[dict[str, Any]]) -> str:
     paper = row["value"] + (f" ± {row['std']}" if row["std"] else "")
     cells = ["not run yet", "", ""]
     if runs:
-        means = [sum(run[key] for run in runs) / len(runs) for key in ("average_without_first", "average", "seconds")]
-        orders = f" ({len(runs)} orders)" if len(runs) > 1 else ""
-        cells = [f"{means[0]:.1f}{orders}", f"{means[1]:.1f}", f"{means[2] / 60:.1f}"]
+        without_first, with_first = (_mean(run[key] for run in runs) for key in ("average_without_first", "average"))
+        orders = len({run["order"] for run in runs})
+        minutes = ", ".join(f"{run['seconds'] / 60:.1f}{_beside(run)}" for run in runs)
+        cells = [without_first + (f" ({orders} orders)" if orders > 1 else ""), with_first, minutes]
     return f"| {' | '.join([row['classes_per_step'], NAMES[row['method']], row['memory'], paper, *cells])} |"
+
+
+def _mean(values: Iterable[float | None]) -> str:
+    """The mean of what there is; a run of one step has no average without its first."""
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.1f}" if known else ""
+
+
+def _beside(run: dict[str, Any]) -> str:
+    at_once = run.get("runs_at_once", 1)
+    return f" ({at_once} at once)" if at_once > 1 else ""
 
 
 def update(readme: Path, results: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-
 import torch
 from torch import Tensor, nn
 
 from treering import backbones
-from treering.errors import TreeringError
+from treering.errors import TreeringError, look_up
 from treering.methods.base import Method
 from treering.methods.eeil import EEIL
 from treering.methods.finetune import FineTuning
@@ -31,11 +29,7 @@ __all__ = ["EEIL", "METHODS", "FineTuning", "ICaRL", "Joint", "LwFMC", "Method",
 
 def find(name: str) -> type[Method]:
     """The method of this name."""
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(METHODS)}"
-        raise TreeringError(f"unknown method {name!r}; {hint}")
-    return METHODS[name]
+    return look_up(METHODS, name, "method")
 
 
 def create(recipe: Recipe, features: nn.Module, mean_image: Tensor, seed: int, device: torch.device) -> Method:

@@ -48,6 +48,16 @@ class StagePlan:
         return cls(count, batch_size * batches * schedule.epochs)
 
 
+def memory_before(recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The exemplars of each class in memory before each step of a stream of new classes."""
+    memory: list[list[int]] = [[]]
+    for step in steps[:-1]:
+        known = [*memory[-1], *step]
+        quota = recipe.memory.quota(len(known))
+        memory.append([min(images, quota) for images in known])
+    return memory
+
+
 class Method(ABC):
     """A way to learn a step. Subclasses define `learn_step`, its `loss` and its `plan`."""
 
@@ -63,6 +73,11 @@ class Method(ABC):
         network.mixed_precision = fast
         network.to(memory_format=torch.channels_last if fast else torch.contiguous_format)  # type: ignore[call-overload]
         self.trainer = Trainer(network, self.loss, recipe.optimizer, generator, captured=fast)
+
+    @classmethod
+    def label(cls, recipe: Recipe) -> str:
+        """The method's name in results."""
+        return recipe.method
 
     @abstractmethod
     def learn_step(self, step: Step) -> None:
@@ -115,14 +130,14 @@ class Method(ABC):
         return {
             "head_sizes": list(self.network.head_sizes),
             "tensors": self.network.tensors(),
-            "rows": len(self.network.bias),
+            "columns": self.network.columns,
             "exemplars": dict(self.memory.exemplars),
             "generator": self.generator.get_state(),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go back to `snapshot`."""
-        self.network.resize(snapshot["rows"])
+        self.network.resize(snapshot["columns"])
         self.network.load_tensors(snapshot["head_sizes"], snapshot["tensors"])
         self.memory.exemplars = dict(snapshot["exemplars"])
         self.generator.set_state(snapshot["generator"])

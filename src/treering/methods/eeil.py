@@ -1,5 +1,7 @@
 """End-to-End Incremental Learning (Castro et al., ECCV 2018): the four stages of a step [4].
 
+Here and everywhere a number in brackets is a section of the paper.
+
 The ablations of table 2b are settings of the recipe: `augmentation.kind = "none"` and `balanced.epochs = 0`.
 """
 
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from treering import augment, losses
 from treering.memory import together
-from treering.methods.base import Method, StagePlan, Step
+from treering.methods.base import Method, StagePlan, Step, memory_before
 from treering.recipe import Recipe
 from treering.trainer import TrainingSet
 
@@ -25,12 +27,12 @@ class EEIL(Method):
 
     def learn_step(self, step: Step) -> None:
         network, memory, recipe = self.network, self.memory, self.recipe
-        first_step = not network.head_sizes
-        memory.budget.quota(network.classes + step.new_classes)  # raises before anything changes
+        memory.require_room(network.classes + step.new_classes)
 
         # Stage 1: the training set is the new images and every exemplar; each image is labelled for distillation by
         # all old heads as they are now, before training.
         old_classes = network.classes
+        first_step = old_classes == 0
         if step.new_classes:
             network.add_head(step.new_classes, self.generator)
         images, labels = step.images, step.labels
@@ -53,13 +55,13 @@ class EEIL(Method):
             logger.info("balanced fine-tuning on %d images", len(images))
             self.trainer.fit("balanced", training_set, recipe.balanced, recipe.training.epochs)
 
-        # Stage 4: the memory is updated.
+        # Stage 4: old classes shrink from the end of their ranked lists, then the step's best images are stored [3.1].
         self.update_memory(candidates)
 
     def labelled(self, images: Tensor, labels: Tensor, distilled_classes: int) -> TrainingSet:
         """Augment first, then label: `distilled_classes` is how many of the first columns carry soft targets."""
         augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
-        columns = len(self.network.bias)
+        columns = self.network.columns
         targets = torch.zeros(len(augmented), columns, device=augmented.device)
         if distilled_classes:
             classes = self.network.classes
@@ -72,14 +74,18 @@ class EEIL(Method):
         return losses.cross_distilled(logits_NC, labels_N, targets_NC, head_of_class_C, self.recipe.temperature)
 
     @classmethod
+    def label(cls, recipe: Recipe) -> str:
+        """The ablations have names of their own (table 2b)."""
+        augmented, balanced = recipe.augmentation.kind != "none", recipe.balanced.epochs > 0
+        names = {(False, False): "eeil-base", (True, False): "eeil-da", (False, True): "eeil-bf", (True, True): "eeil"}
+        return names[augmented, balanced]
+
+    @classmethod
     def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
         stages = []
-        memory: list[int] = []
-        for step in steps:
+        for step, memory in zip(steps, memory_before(recipe, steps), strict=True):
             stages.append([StagePlan.of(sum(step) + sum(memory), recipe.training, recipe)])
             if memory and recipe.balanced.epochs:
                 balanced = sum(memory) + sum(min(images, max(memory)) for images in step)
                 stages[-1].append(StagePlan.of(balanced, recipe.balanced, recipe))
-            quota = recipe.memory.quota(len(memory) + len(step))
-            memory = [min(images, quota) for images in (*memory, *step)]
         return stages

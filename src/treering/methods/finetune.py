@@ -23,7 +23,7 @@ class FineTuning(Method):
             self.network.add_head(step.new_classes, self.generator)
         images = augment.augmented(step.images, self.recipe.augmentation, self.generator)
         labels = step.labels.repeat(augment.copies(self.recipe.augmentation))
-        no_targets = torch.zeros(len(images), len(self.network.bias), device=images.device)
+        no_targets = torch.zeros(len(images), self.network.columns, device=images.device)
         self.trainer.fit("training", TrainingSet(images, labels, no_targets), self.recipe.training)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:

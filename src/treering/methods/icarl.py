@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from treering import augment
-from treering.methods.base import Method, StagePlan, Step
+from treering.methods.base import Method, StagePlan, Step, memory_before
 from treering.network import IncrementalNetwork
 from treering.recipe import Recipe
 from treering.trainer import TrainingSet
@@ -29,7 +29,7 @@ class ICaRL(Method):
         self._class_means: Tensor | None = None
 
     def learn_step(self, step: Step) -> None:
-        self.memory.budget.quota(self.network.classes + step.new_classes)  # raises before anything changes
+        self.memory.require_room(self.network.classes + step.new_classes)
         images, labels = step.images, step.labels
         if self.memory.exemplars:
             exemplars, exemplar_labels = self.memory.contents()
@@ -48,7 +48,7 @@ class ICaRL(Method):
         def draw() -> TrainingSet:
             augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
             repeated = labels.repeat(augment.copies(self.recipe.augmentation))
-            targets = F.one_hot(repeated, len(self.network.bias)).float()
+            targets = F.one_hot(repeated, self.network.columns).float()
             if teacher:
                 targets[:, :old_classes] = teacher.predict_logits(augmented).sigmoid()
             return TrainingSet(augmented, repeated, targets)
@@ -91,10 +91,5 @@ class ICaRL(Method):
 
     @classmethod
     def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
-        stages = []
-        memory: list[int] = []
-        for step in steps:
-            stages.append([StagePlan.of(sum(step) + sum(memory), recipe.training, recipe)])
-            quota = recipe.memory.quota(len(memory) + len(step))
-            memory = [min(images, quota) for images in (*memory, *step)]
-        return stages
+        together = zip(steps, memory_before(recipe, steps), strict=True)
+        return [[StagePlan.of(sum(step) + sum(memory), recipe.training, recipe)] for step, memory in together]

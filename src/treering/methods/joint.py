@@ -32,7 +32,7 @@ class Joint(Method):
         images, labels = self.memory.contents()
         augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
         repeated = labels.repeat(augment.copies(self.recipe.augmentation))
-        no_targets = torch.zeros(len(augmented), len(self.network.bias), device=augmented.device)
+        no_targets = torch.zeros(len(augmented), self.network.columns, device=augmented.device)
         self.trainer.fit("training", TrainingSet(augmented, repeated, no_targets), self.recipe.training)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
