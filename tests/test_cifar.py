@@ -318,23 +318,14 @@ def test_superclasses_of_another_dataset_are_one_line_that_names_the_file(tmp_pa
     assert str(where / cifar.FOLDER / "train") in str(error.value)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_bytes_are_changed_the_only_error_is_one_line_that_names_the_file(tmp_path: Path, seed: int) -> None:
-    random = np.random.RandomState(seed)
-    where = write_cifar(tmp_path)
-    refused = 0
-    for _ in range(100):
-        content = bytearray(FILES["meta"])
-        for position in random.randint(0, 80, random.randint(1, 4)):
-            content[position] = random.randint(256)
-        (where / cifar.FOLDER / "meta").write_bytes(content)
-        try:
-            cifar.load(where)
-        except TreeringError as error:
-            refused += 1
-            assert str(where / cifar.FOLDER / "meta") in str(error)
-            assert "\n" not in str(error)
-    assert refused > 20, "the changes do matter"
+def test_wherever_a_file_is_cut_off_the_error_is_one_line_that_names_it(folder: Path) -> None:
+    meta = folder / cifar.FOLDER / "meta"
+    for length in range(len(FILES["meta"])):
+        meta.write_bytes(FILES["meta"][:length])
+        with pytest.raises(TreeringError) as error:
+            cifar.load(folder)
+        assert str(meta) in str(error.value)
+        assert "\n" not in str(error.value)
 
 
 # --- Fetching ---------------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_several_recipes_run_in_one_call_and_a_failing_one_is_named(treering_run
     (tmp_path / "other.toml").write_text(TOML.replace("[training]", "[training]\nlr = 1e30") + "order = 1\n")
     done = treering_run("other.toml", "tiny.toml")
     assert done.code == 1
-    assert f"{NAME.replace('order0', 'order1')}: training diverged in step" in done.out
+    assert f"{NAME.replace('order0', 'order1')}: training diverged" in done.out
     assert [row[0] for row in done.table] == ["run", NAME]
     assert list(results(tmp_path / "results")) == [f"{NAME}.json"]
     assert "Traceback" not in done.out + done.err
@@ -191,13 +191,13 @@ def test_an_interrupted_run_has_its_own_exit_code_and_goes_on_when_called_again(
         ("traning.epochs=1", ["traning", "did you mean training?"]),
         ("training.epochs=many", ["training.epochs", "'many'"]),
         ("training.epochs=-1", ["training.epochs"]),
-        ("memory.selection=herd", ["memory.selection", "did you mean 'herding'?"]),
+        ("memory.selection=herd", ["memory.selection", "'herding'"]),
         ("memory.size=0", ["memory.size"]),
         ("method.name=eeil", ["method.name"]),
         ("run=3", ["run must be a table"]),
         ("run.order.deep=1", ["run.order"]),
         ("run.order", ["'run.order'", "key=value"]),
-        ("=1", ["unknown setting", "valid keys"]),
+        ("=1", ["unknown setting", "training"]),
         ("run.dataset=cifar10", ["cifar10", "did you mean cifar100?"]),
         ("method=eel", ["eel", "did you mean eeil?"]),
         ("backbone=resnet23", ["resnet23", "did you mean resnet32?"]),

@@ -31,16 +31,15 @@ VEHICLES = ("vehicles_1", "vehicles_2")
 def load(folder: Path, download: bool = False) -> Dataset:
     """All hundred classes. `folder` holds cifar-100-python, or is it."""
     source = _find(folder, download)
-    train, test, meta = (_read(source / name) for name in ("train", "test", "meta"))
-    names = tuple(name.decode() for name in meta[b"fine_label_names"])
-    return Dataset("cifar100", *_arrays(train), *_arrays(test), names)
+    names = _names(source, b"fine_label_names")
+    return Dataset("cifar100", *_arrays(source / "train"), *_arrays(source / "test"), names)
 
 
 def load_vehicles(folder: Path, download: bool = False) -> Dataset:
     """The ten classes of the superclasses vehicles 1 and 2, numbered 0..9 in the order of their labels."""
     full = load(folder, download)
     superclass = superclasses(folder)
-    chosen = [label for label, name in enumerate(full.class_names) if superclass[name] in VEHICLES]
+    chosen = [label for label, name in enumerate(full.class_names) if superclass.get(name) in VEHICLES]
     number = np.full(len(full.class_names), -1)
     number[chosen] = np.arange(len(chosen))
     train, test = np.isin(full.train_labels, chosen), np.isin(full.test_labels, chosen)
@@ -57,26 +56,46 @@ def load_vehicles(folder: Path, download: bool = False) -> Dataset:
 def superclasses(folder: Path) -> dict[str, str]:
     """Class name -> superclass name."""
     source = _find(folder, download=False)
-    train, meta = _read(source / "train"), _read(source / "meta")
+    fine_names, coarse_names = _names(source, b"fine_label_names"), _names(source, b"coarse_label_names")
+    train = _read(source / "train", b"fine_labels", b"coarse_labels")
     pairs = set(zip(train[b"fine_labels"], train[b"coarse_labels"], strict=True))
-    return {
-        meta[b"fine_label_names"][fine].decode(): meta[b"coarse_label_names"][coarse].decode() for fine, coarse in pairs
-    }
+    return {fine_names[fine]: coarse_names[coarse] for fine, coarse in pairs}
 
 
 def _find(folder: Path, download: bool) -> Path:
     for candidate in (folder / FOLDER, folder):
         if all((candidate / name).is_file() for name in ("train", "test", "meta")):
             return candidate
+    if (folder / FOLDER).exists():
+        raise TreeringError(f"{folder / FOLDER} lacks train, test or meta: delete it and try again")
     if not download:
         raise TreeringError(f"no {FOLDER} folder in {folder}: unpack CIFAR-100 there, or let --download fetch it")
     fetch(folder)
     return folder / FOLDER
 
 
-def _arrays(content: dict[bytes, Any]) -> tuple[np.ndarray, np.ndarray]:
-    images = content[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images), np.array(content[b"fine_labels"], dtype=np.int64)
+def _names(source: Path, key: bytes) -> tuple[str, ...]:
+    names = _read(source / "meta", key)[key]
+    if not isinstance(names, list) or not all(isinstance(name, bytes) and name.isascii() for name in names):
+        raise _foreign(source / "meta", "its names are no texts")
+    return tuple(name.decode() for name in names)
+
+
+def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    content = _read(path, b"data", b"fine_labels")
+    pixels, labels = content[b"data"], content[b"fine_labels"]
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3 * 32 * 32,):
+        raise _foreign(path, "its images are not 32 x 32 pixels in three colours")
+    if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(label) is int for label in labels):
+        raise _foreign(path, "it has not one label per image")
+    images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), np.array(labels, dtype=np.int64)
+
+
+def _foreign(path: Path, reason: object) -> TreeringError:
+    """What to say of a file that is damaged or something else."""
+    one_line = " ".join(str(reason).split())
+    return TreeringError(f"{path} is not a file of CIFAR-100 ({one_line}): delete the folder and unpack it again")
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -90,23 +109,25 @@ class _PlainUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _read(path: Path) -> dict[bytes, Any]:
+def _read(path: Path, *keys: bytes) -> dict[bytes, Any]:
+    """The dictionary in a file, with at least these keys."""
     try:
         content = _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-        if not isinstance(content, dict):
-            raise pickle.UnpicklingError("it holds no dictionary")
     except OSError as error:
         raise TreeringError(f"cannot read {path}: {error.strerror}") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, ImportError) as error:
-        raise TreeringError(
-            f"{path} is not a file of CIFAR-100 ({error}): delete the folder and unpack it again"
-        ) from None
+    except Exception as error:  # whatever damaged bytes make of a pickle
+        raise _foreign(path, error or type(error).__name__) from None
+    if not isinstance(content, dict) or not all(key in content for key in keys):
+        raise _foreign(path, f"it lacks {', '.join(key.decode() for key in keys)}")
     return content
 
 
 def fetch(folder: Path, url: str = URL, md5: str = MD5, pause: float = 2.0) -> None:
     """Download and verify the published archive and unpack it; the folder appears complete or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TreeringError(f"cannot make the folder {folder}: {error.strerror}") from None
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with urllib.request.urlopen(url, timeout=30) as response:
@@ -114,6 +135,8 @@ def fetch(folder: Path, url: str = URL, md5: str = MD5, pause: float = 2.0) -> N
             break
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             if attempt == ATTEMPTS:
                 raise TreeringError(
                     f"cannot download {url} ({reason}): fetch it elsewhere and unpack it in {folder}"
@@ -126,5 +149,7 @@ def fetch(folder: Path, url: str = URL, md5: str = MD5, pause: float = 2.0) -> N
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(unpacked, filter="data")
         (unpacked / FOLDER).replace(folder / FOLDER)
+    except OSError as error:
+        raise TreeringError(f"cannot unpack to {folder / FOLDER}: {error.strerror}") from None
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)

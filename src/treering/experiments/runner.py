@@ -117,7 +117,10 @@ class StreamRun:
         done = self._finished()
         if done is not None:
             return done
-        self.state_file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.state_file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TreeringError(f"cannot write to {self.state_file.parent}: {error.strerror}") from None
         self.prepare()
         in_flight = self._resume()
         self._clock = self._saved = time.perf_counter()
@@ -145,9 +148,13 @@ class StreamRun:
         """The result, if the run is done already."""
         if not self.result_file.exists():
             return None
-        result = json.loads(self.result_file.read_text())
-        if result.get("recipe") != self.recipe.to_dict():
+        try:
+            recipe = json.loads(self.result_file.read_bytes())["recipe"]
+        except (ValueError, KeyError, TypeError):
+            raise TreeringError(f"{self.result_file} is not a result: remove it, or choose another folder") from None
+        if recipe != self.recipe.to_dict():
             raise TreeringError(f"{self.result_file} holds a run with other settings: choose another results folder")
+        result: dict[str, Any] = json.loads(self.result_file.read_bytes())
         return result
 
     def _tick(self, what: str) -> None:
@@ -256,30 +263,29 @@ class StreamRun:
         """Take up the saved state, if there is one of this very run; returns the training it was in."""
         if not self.state_file.exists():
             return None
+        before = self.method.snapshot()
         try:
             with safetensors.safe_open(self.state_file, "pt") as file:
                 facts = json.loads(file.metadata()["facts"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
-        except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            logger.warning("%s cannot be read, the run starts anew: %s", self.state_file, error)
+            if facts.pop("recipe") != self.recipe.to_dict():
+                raise ValueError("it is of a run with other settings")
+            head_sizes, fits = facts.pop("head_sizes"), facts.pop("fits")
+            states = {}
+            for name, (number, epoch) in fits.items():
+                parts = _unprefixed(name, tensors)
+                momentum, generator = parts.pop("momentum"), parts.pop("generator")
+                states[name] = FitState(number, epoch, parts, momentum, generator)
+            start, device = _unprefixed("start", tensors), self.method.generator.device
+            stored = {int(label): images.to(device) for label, images in _unprefixed("memory", tensors).items()}
+            memory = dict(sorted(stored.items()))  # the file has them in the order of their names: 0, 1, 10, 2
+            begun = {"head_sizes": head_sizes, "exemplars": memory, "generator": start.pop("generator")}
+            self.method.restore(before | begun | {"tensors": start})
+        except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+            logger.warning("%s cannot be taken up, the run starts anew: %s", self.state_file, error)
+            self.method.restore(before)
             return None
-        if facts.pop("recipe") != self.recipe.to_dict():
-            logger.warning("%s is of a run with other settings, the run starts anew", self.state_file)
-            return None
-        head_sizes, fits = facts.pop("head_sizes"), facts.pop("fits")
         self.record = facts
-        device = self.method.generator.device
-        memory = {int(label): images.to(device) for label, images in _unprefixed("memory", tensors).items()}
-        start = _unprefixed("start", tensors)
-        generator = start.pop("generator")
-        snapshot = self.method.snapshot()  # for what the state file leaves out: the number of columns
-        snapshot |= {"head_sizes": head_sizes, "tensors": start, "exemplars": memory, "generator": generator}
-        self.method.restore(snapshot)
-        states: dict[str, FitState] = {}
-        for name, (number, epoch) in fits.items():
-            parts = _unprefixed(name, tensors)
-            momentum, generator = parts.pop("momentum"), parts.pop("generator")
-            states[name] = FitState(number, epoch, parts, momentum, generator)
         return InFlight(states["current"], states.get("previous")) if states else None
 
 

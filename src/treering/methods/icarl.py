@@ -79,7 +79,7 @@ class ICaRL(Method):
 
     def network_outputs(self, images: Tensor) -> Tensor:
         """N x classes: the sigmoid outputs, scaled to sum to 1."""
-        return F.normalize(self.network.predict_logits(self.plain(images)).double().sigmoid(), p=1.0)
+        return F.logsigmoid(self.network.predict_logits(self.plain(images))).softmax(1)
 
     def other_readouts(self) -> dict[str, Callable[[Tensor], Tensor]]:
         return {"hybrid1": self.network_outputs}

@@ -27,7 +27,7 @@ class Joint(Method):
         classes = self.network.classes + step.new_classes
         for label, images in self.candidates(step).items():
             self.memory.store(label, images)
-        self.network.load_tensors([], self._first_weights)
+        self.network.load_tensors([], self._first_weights | {"mean_image": self.network.mean_image})
         self.network.add_head(classes, self.generator)
         images, labels = self.memory.contents()
         augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
