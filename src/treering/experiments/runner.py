@@ -161,9 +161,12 @@ class StreamRun:
         """Count the time since the last tick as `what`."""
         now = time.perf_counter()
         spent, self._clock = now - self._clock, now
-        self.record["seconds"] += spent
+        self._count(spent, what)
+
+    def _count(self, seconds: float, what: str) -> None:
+        self.record["seconds"] += seconds
         stages = self.record["seconds_by_stage"]
-        stages[what] = stages.get(what, 0.0) + spent
+        stages[what] = stages.get(what, 0.0) + seconds
 
     def _ready(self) -> None:
         if self.method.generator.device.type == "cuda":
@@ -285,7 +288,9 @@ class StreamRun:
             logger.warning("%s cannot be taken up, the run starts anew: %s", self.state_file, error)
             self.method.restore(before)
             return None
+        set_up = self.record["seconds"]  # this time's
         self.record = facts
+        self._count(set_up, "set-up")
         return InFlight(states["current"], states.get("previous")) if states else None
 
 
