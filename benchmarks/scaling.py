@@ -1,8 +1,8 @@
-"""Time of a training step and of an evaluation, and peak memory, as the number of heads grows.
+"""Time of an update by one batch and of an evaluation, and peak memory, as the number of heads grows.
 
     python benchmarks/scaling.py [--heads 1 10 100 1000] [--backbone resnet32] [--out FILE.json]
 
-Heads of ten classes each, batch 128, 32 x 32 images; the median of many steps.
+Heads of ten classes each, batch 128, 32 x 32 images; the median of many updates.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from treering import backbones, methods
 from treering.experiments.runner import current_commit
 from treering.recipe import Recipe
-from treering.trainer import TrainingSet, TrainingStep
+from treering.trainer import TrainingSet
 
 CLASSES_PER_HEAD, IMAGES, SHAPE = 10, 1280, (3, 32, 32)
 
 
-def measure(heads: int, backbone: str, steps: int, device: torch.device) -> dict[str, float]:
-    """Milliseconds of a training step and of an evaluation of `IMAGES` images, and peak memory."""
+def measure(heads: int, backbone: str, updates: int, device: torch.device) -> dict[str, float]:
+    """Milliseconds of an update and of an evaluation of `IMAGES` images, and peak memory."""
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.empty_cache()
@@ -41,8 +41,8 @@ def measure(heads: int, backbone: str, steps: int, device: torch.device) -> dict
         torch.rand(IMAGES, classes, device=device) / classes,
     )
     made.network.train()
-    step: TrainingStep = made.trainer._training_step(data, 128)
-    step.optimizer.start_epoch(0.01, 1, 128)
+    update = made.trainer.batch_update(data, 128)
+    update.optimizer.start_epoch(0.01, 1, 128)
 
     def clocked(action: Any) -> float:
         if cuda:
@@ -54,14 +54,18 @@ def measure(heads: int, backbone: str, steps: int, device: torch.device) -> dict
         return 1000 * (time.perf_counter() - begin)
 
     times = []
-    for number in range(steps + 10):
+    for number in range(updates + 10):
         if number % (IMAGES // 128) == 0:
-            step.start_epoch(torch.randperm(IMAGES, device=device))
-        times.append(clocked(step))
+            update.start_epoch(torch.randperm(IMAGES, device=device))
+        times.append(clocked(update))
     made.network.eval()
     evaluation = [clocked(lambda: made.network.predict_logits(data.images)) for _ in range(5)]
     peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else float("nan")
-    return {"step_ms": statistics.median(times[10:]), "evaluation_ms": statistics.median(evaluation), "peak_MiB": peak}
+    return {
+        "update_ms": statistics.median(times[10:]),
+        "evaluation_ms": statistics.median(evaluation),
+        "peak_MiB": peak,
+    }
 
 
 def main() -> None:
@@ -69,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, nargs="+", default=[1, 10, 100, 1000])
     parser.add_argument("--backbone", default="resnet32")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = methods.find_device("auto")
@@ -77,11 +81,11 @@ def main() -> None:
     record["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     first = 0.0
     for heads in options.heads:
-        row = measure(heads, options.backbone, options.steps, device)
+        row = measure(heads, options.backbone, options.updates, device)
         record[f"{heads} heads"] = row
-        first = first or row["step_ms"]
+        first = first or row["update_ms"]
         print(  # noqa: T201
-            f"{heads:5} heads: step {row['step_ms']:8.3f} ms ({row['step_ms'] / first:.2f} x), "
+            f"{heads:5} heads: update {row['update_ms']:8.3f} ms ({row['update_ms'] / first:.2f} x), "
             f"evaluation of {IMAGES} images {row['evaluation_ms']:8.2f} ms, peak {row['peak_MiB']:,.0f} MiB"
         )
     if options.out:

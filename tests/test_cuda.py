@@ -70,7 +70,7 @@ def test_fast_engine_agrees_with_eager_float32(images, tmp_path):
 def test_one_capture_serves_all_steps(images, tmp_path):
     run = StreamRun(RECIPE, images, tmp_path)
     graphs = set()
-    run.watch = lambda progress: graphs.add(id(run.method.trainer._step.graph))
+    run.watch = lambda progress: graphs.add(id(run.method.trainer._captured.graph))
     run()
     assert len(graphs) == 1
 

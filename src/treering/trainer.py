@@ -1,7 +1,7 @@
 """The one training loop that every method shares: eager on the CPU, captured CUDA graphs on a GPU.
 
-A captured step holds the whole of it (gather, forward, backward, noise, decay, momentum, update) and is captured once:
-its tensors have room for every later stage, so that stages and steps differ only in what these hold.
+An update by one batch is captured whole (gather, forward, backward, noise, decay, momentum, update) and once: its
+tensors have room for every later stage, so that stages and steps differ only in what these hold.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(logits, labels, soft targets, head of each class) of a batch -> its loss."""
 
-WARM_UP_STEPS = 3
-"""Eager steps before a capture: they compile, pick algorithms and allocate. Their effect is undone."""
+WARM_UP_UPDATES = 3
+"""Eager updates before a capture: they compile, pick algorithms and allocate. Their effect is undone."""
 
 _capturing = threading.Lock()
 """Compilation and capture are for one thread at a time; other runs of the process go on replaying theirs."""
@@ -121,8 +121,8 @@ class Trainer:
         self.on_start: Callable[[], None] = lambda: None
         """Called when the training set of a `fit` is ready and its first epoch is to begin."""
         self.on_epoch: Callable[[EpochReport], None] = lambda report: None
-        self.captured = captured
-        self._step: CapturedStep | None = None
+        self.captures = captured
+        self._captured: CapturedUpdate | None = None
         self.start_step(None)
 
     def start_step(self, resume: InFlight | None = None) -> None:
@@ -132,8 +132,8 @@ class Trainer:
         self._previous: FitState | None = None
 
     def prepare(self, images: int, image_shape: Sequence[int]) -> None:
-        """On a GPU, capture a step with room for `images`: what later stages fit into need not be captured again."""
-        if self.captured and self._step is None:
+        """On a GPU, capture an update with room for `images`: what later stages fit into need not be captured again."""
+        if self.captures and self._captured is None:
             device, columns = self.generator.device, self.network.columns
             room = TrainingSet(
                 torch.zeros(images, *image_shape, dtype=torch.uint8, device=device),
@@ -141,7 +141,7 @@ class Trainer:
                 torch.zeros(images, columns, device=device),
             )
             self.network.train()
-            self._training_step(room, batch_plan(images, self.settings)[0])
+            self.batch_update(room, batch_plan(images, self.settings)[0])
             self.network.eval()
 
     def fit(
@@ -168,51 +168,51 @@ class Trainer:
         batch_size, batches = batch_plan(count, self.settings)
         self.network.train()
         try:
-            step = self._training_step(training_set, batch_size)
+            update = self.batch_update(training_set, batch_size)
             epochs_done = 0
             if self._resume:
                 epochs_done = self._resume.current.epoch
                 self._restore(self._resume.current)
-                step.optimizer.momentum.copy_(self._resume.current.momentum)
+                update.optimizer.momentum.copy_(self._resume.current.momentum)
                 self._resume = None
             self.on_start()
             for epoch in range(epochs_done, schedule.epochs):
                 if draw:
-                    step.training_set.take(draw())
-                step.optimizer.start_epoch(schedule.lr_at(epoch), epochs_before + epoch + 1, batch_size)
+                    update.training_set.take(draw())
+                update.optimizer.start_epoch(schedule.lr_at(epoch), epochs_before + epoch + 1, batch_size)
                 order = torch.randperm(count, generator=self.generator, device=self.generator.device)
-                step.start_epoch(order.repeat(2)[: batches * batch_size])
+                update.start_epoch(order.repeat(2)[: batches * batch_size])
                 for _ in range(batches):
-                    step()
-                mean_loss = float(step.losses[:batches].mean())  # waits for the epoch to end
+                    update()
+                mean_loss = float(update.losses[:batches].mean())  # waits for the epoch to end
                 if not math.isfinite(mean_loss):
                     raise TreeringError("training diverged (the loss is not finite): lower the learning rate")
-                state = functools.partial(self._in_flight, number, epoch + 1, step)
+                state = functools.partial(self._in_flight, number, epoch + 1, update)
                 passes = batches * batch_size
-                losses = step.losses[:batches]
+                losses = update.losses[:batches]
                 self.on_epoch(EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state))
-            self._previous = self._state(number, schedule.epochs, step)
+            self._previous = self._state(number, schedule.epochs, update)
         finally:
             self.network.eval()
 
-    def _training_step(self, training_set: TrainingSet, batch_size: int) -> TrainingStep:
-        """A step over `training_set`: the captured one if it still serves, else a new one."""
-        if self._step and self._step.serves(training_set, batch_size):
-            self._step.training_set.take(training_set)
-            self._step.optimizer.momentum.zero_()
-            return self._step
-        self._step = None  # frees an old graph's memory first
+    def batch_update(self, training_set: TrainingSet, batch_size: int) -> BatchUpdate:
+        """An update over `training_set`: the captured one if it still serves, else a new one."""
+        if self._captured and self._captured.serves(training_set, batch_size):
+            self._captured.training_set.take(training_set)
+            self._captured.optimizer.momentum.zero_()
+            return self._captured
+        self._captured = None  # frees an old graph's memory first
         optimizer = SGD(self.network, self.settings, self.generator)
-        if not self.captured:
-            return TrainingStep(self.network, optimizer, self.loss, training_set, batch_size)
-        self._step = CapturedStep(self.network, optimizer, self.loss, training_set, batch_size)
-        return self._step
+        if not self.captures:
+            return BatchUpdate(self.network, optimizer, self.loss, training_set, batch_size)
+        self._captured = CapturedUpdate(self.network, optimizer, self.loss, training_set, batch_size)
+        return self._captured
 
-    def _in_flight(self, number: int, epoch: int, step: TrainingStep) -> InFlight:
-        return InFlight(self._state(number, epoch, step), self._previous)
+    def _in_flight(self, number: int, epoch: int, update: BatchUpdate) -> InFlight:
+        return InFlight(self._state(number, epoch, update), self._previous)
 
-    def _state(self, number: int, epoch: int, step: TrainingStep) -> FitState:
-        momentum, generator = step.optimizer.momentum.clone(), self.generator.get_state()
+    def _state(self, number: int, epoch: int, update: BatchUpdate) -> FitState:
+        momentum, generator = update.optimizer.momentum.clone(), self.generator.get_state()
         return FitState(number, epoch, self.network.tensors(), momentum, generator)
 
     def _restore(self, state: FitState) -> None:
@@ -220,7 +220,7 @@ class Trainer:
         self.generator.set_state(state.generator)
 
 
-class TrainingStep:
+class BatchUpdate:
     """Gather a batch, forward, backward, update. It keeps its own place in the epoch, so a call takes no arguments."""
 
     def __init__(
@@ -251,8 +251,8 @@ class TrainingStep:
         self.batch_number += 1
 
 
-class CapturedStep(TrainingStep):
-    """The same step, its feature extractor compiled, in a CUDA graph: a call replays it without any work in Python."""
+class CapturedUpdate(BatchUpdate):
+    """The same, its feature extractor compiled, in a CUDA graph: a call replays it without any work in Python."""
 
     def __init__(
         self, network: IncrementalNetwork, optimizer: SGD, loss: Loss, training_set: TrainingSet, batch_size: int
@@ -295,7 +295,7 @@ class CapturedStep(TrainingStep):
             except torch._dynamo.exc.TorchDynamoException as error:
                 logger.warning("the feature extractor cannot be compiled and runs slower: %s", error)
                 self.extract = self.network.extract
-            for _ in range(WARM_UP_STEPS):
+            for _ in range(WARM_UP_UPDATES):
                 self.batch_number.zero_()
                 super().__call__()
         torch.cuda.current_stream().wait_stream(side)
