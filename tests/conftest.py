@@ -76,22 +76,22 @@ def examples(counts: dict[Any, int], seed: int = 0, **settings: Any) -> tuple[np
 
 def method_of(learner: Learner) -> Method:
     """The learner's method; it must have learnt something."""
-    assert learner._method is not None
-    return learner._method
+    assert learner._model is not None
+    return learner._model.method
 
 
 def state_of(learner: Learner) -> dict[str, Any]:
     """All that a learner has learnt, as plain values that are equal only if every bit is; without times of day."""
-    if learner._method is None:
-        return {"fitted": False, "classes": learner._classes, "history": learner.history_}
-    method = learner._method
+    if learner._model is None:
+        return {"fitted": False, "history": learner.history_}
+    method = learner._model.method
     return {
         "weights": {name: tensor.numpy().tobytes() for name, tensor in method.network.tensors().items()},
         "heads": list(method.network.head_sizes),
         "memory": {label: kept(images) for label, images in method.memory.exemplars.items()},
         "generator": method.generator.get_state().numpy().tobytes(),
-        "shape": learner._image_shape,
-        "classes": list(learner._classes),
+        "shape": learner._model.image_shape,
+        "classes": list(learner._model.classes),
         "history": [
             {key: value for key, value in record.items() if key not in ("time", "seconds")}
             for record in learner.history_

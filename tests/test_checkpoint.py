@@ -172,8 +172,8 @@ def test_texts_and_numbers_of_every_kind_are_saved_as_labels(tmp_path: Path, lab
     learner = tiny_learner().partial_fit(images, [labels[name] for name in names])
     learner.save(tmp_path / "in" / "model")
     loaded = load(tmp_path / "in" / "model")
-    assert loaded._classes == learner._classes
-    assert [type(label) for label in loaded._classes] == [type(label) for label in labels]
+    assert loaded._model.classes == learner._model.classes
+    assert [type(label) for label in loaded._model.classes] == [type(label) for label in labels]
     assert state_of(loaded) == state_of(learner)
     assert [item.name for item in tmp_path.iterdir()] == ["in"]
     assert [item.name for item in (tmp_path / "in").iterdir()] == ["model"]

@@ -8,8 +8,8 @@ import os
 from treering.errors import TreeringError
 from treering.learner import Learner, Progress
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Schedule
+from treering.version import __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "Augmentation",
     "Budget",

@@ -17,13 +17,12 @@ import hashlib
 import io
 import json
 import logging
-import os
 import platform
 import re
 from collections.abc import Hashable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import filelock
 import numpy as np
@@ -34,13 +33,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-import treering
 from treering import backbones, files, methods
 from treering.errors import TreeringError
+from treering.model import Model
 from treering.recipe import Recipe
-
-if TYPE_CHECKING:
-    from treering.learner import Learner
+from treering.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -57,26 +54,25 @@ SAVEABLE = (str, int, float, bool)
 """Types of labels that JSON gives back as they were."""
 
 
-def save(learner: Learner, folder: str | os.PathLike[str]) -> None:
-    """Write `learner` as the folder's new content."""
-    method = learner._fitted()
-    path = Path(folder)
-    unsaveable = next((label for label in learner._classes if type(label) not in SAVEABLE), None)
+def save(model: Model, path: Path) -> None:
+    """Write `model` as the folder's new content."""
+    method = model.method
+    unsaveable = next((label for label in model.classes if type(label) not in SAVEABLE), None)
     if unsaveable is not None:
         raise TreeringError(f"label {unsaveable!r} cannot be saved: a model folder holds texts and numbers as labels")
     try:
         _make_folder(path)
         with filelock.FileLock(path / ".lock", timeout=0):
-            entries = _write_files(path, learner)
+            entries = _write_files(path, model)
             manifest = {
                 "format": FORMAT,
                 "format_version": FORMAT_VERSION,
                 "recipe": method.recipe.to_dict(),
-                "seed": learner.seed,
-                "classes": learner._classes,
+                "seed": model.seed,
+                "classes": model.classes,
                 "head_sizes": method.network.head_sizes,
-                "steps": len(learner._history),
-                "image_shape": list(learner._image_shape),
+                "steps": len(model.history),
+                "image_shape": list(model.image_shape),
                 "generator": {
                     "device": method.generator.device.type,
                     "state": method.generator.get_state().numpy().tobytes().hex(),
@@ -98,22 +94,19 @@ def save(learner: Learner, folder: str | os.PathLike[str]) -> None:
         ) from error
 
 
-def load(cls: type[Learner], folder: str | os.PathLike[str], backbone: nn.Module | None, device: str) -> Learner:
-    """The learner that the folder holds."""
-    path = Path(folder)
+def load(path: Path, backbone: nn.Module | None, device: torch.device) -> Model:
+    """The model that the folder holds."""
     while True:
         manifest = _read_manifest(path)
         try:
-            return _read_learner(cls, path, manifest, backbone, device)
+            return _read_model(path, manifest, backbone, device)
         except TreeringError:
             if _read_manifest(path) == manifest:
                 raise
             # A writer has just put a new version in its place and cleaned up: read that one.
 
 
-def _read_learner(
-    cls: type[Learner], path: Path, manifest: dict[str, Any], backbone: nn.Module | None, device: str
-) -> Learner:
+def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None, device: torch.device) -> Model:
     recipe = Recipe.from_dict(manifest["recipe"])
     entries = manifest["files"]
     custom = recipe.backbone == "custom"
@@ -130,9 +123,7 @@ def _read_learner(
     features = (
         copy.deepcopy(backbone).cpu() if backbone else backbones.build(recipe.backbone, channels, manifest["seed"])
     )
-    learner = cls(backbone=backbone, recipe=recipe, seed=manifest["seed"], device=device)
-    place = methods.find_device(device)
-    method = methods.create(recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], place)
+    method = methods.create(recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], device)
     try:
         method.network.load_tensors(manifest["head_sizes"], tensors)
     except ValueError as error:
@@ -140,24 +131,21 @@ def _read_learner(
     for label, ranked in enumerate(entries["memory"]):
         if ranked:
             images = [_decode(_read(path, entry)) for entry in ranked]
-            method.memory.store(label, torch.stack(images).to(place))
+            method.memory.store(label, torch.stack(images).to(device))
     generator = manifest["generator"]
-    if generator["device"] == place.type:
+    if generator["device"] == device.type:
         method.generator.set_state(torch.frombuffer(bytearray.fromhex(generator["state"]), dtype=torch.uint8))
-    learner._method = method
-    learner._image_shape = tuple(manifest["image_shape"])
-    learner._classes = manifest["classes"]
-    learner._history = [json.loads(line) for line in _read(path, entries["history"]).splitlines()]
-    return learner
+    history = [json.loads(line) for line in _read(path, entries["history"]).splitlines()]
+    return Model(method, manifest["seed"], tuple(manifest["image_shape"]), manifest["classes"], history)
 
 
-def _write_files(path: Path, learner: Learner) -> dict[str, Any]:
+def _write_files(path: Path, model: Model) -> dict[str, Any]:
     """Write what the manifest is going to name; returns name and checksum of each file."""
-    method = learner._fitted()
+    method = model.method
     weights = safetensors.torch.save({name: tensor.cpu() for name, tensor in method.network.tensors().items()})
-    history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in learner._history)
+    history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in model.history)
     exemplars = []
-    for label, name in enumerate(learner._classes):
+    for label, name in enumerate(model.classes):
         folder = f"memory/{label:04d}-{_slug(name)}"
         images = method.memory.exemplars.get(label, ())
         exemplars.append(
@@ -285,7 +273,7 @@ def _decode(content: bytes) -> Tensor:
 
 def _versions() -> dict[str, str]:
     return {
-        "treering": treering.__version__,
+        "treering": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

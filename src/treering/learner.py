@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import logging
 import os
@@ -16,15 +17,17 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering import augment, backbones, inputs, methods
+from treering import augment, backbones, checkpoint, inputs, methods
 from treering.errors import TreeringError
-from treering.methods.base import Method, Step
+from treering.methods.base import Step
+from treering.model import Model
 from treering.network import mean_image
 from treering.recipe import Budget, Recipe
 from treering.trainer import EpochReport
@@ -73,10 +76,7 @@ class Learner:
         self.seed = seed
         self.device = device
         self.progress = progress
-        self._method: Method | None = None
-        self._image_shape: tuple[int, ...] = ()
-        self._classes: list[Hashable] = []
-        self._history: list[dict[str, Any]] = []
+        self._model: Model | None = None
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments, as given."""
@@ -93,19 +93,19 @@ class Learner:
     @property
     def classes_(self) -> np.ndarray:
         """The classes learnt so far, in the order of `predict_proba`'s columns: step by step, sorted within a step."""
-        self._fitted()
-        return _label_array(self._classes)
+        return _label_array(self._learnt().classes)
 
     @property
     def history_(self) -> list[dict[str, Any]]:
         """One record per step: when it was learnt, its classes and images."""
-        return copy.deepcopy(self._history)
+        return copy.deepcopy(self._model.history) if self._model else []
 
     @property
     def exemplars_(self) -> dict[Hashable, np.ndarray]:
         """The images in memory of each class, best first: n x H x W x C, uint8."""
-        memory = self._fitted().memory.exemplars
-        return {self._classes[label]: images.movedim(1, -1).cpu().numpy() for label, images in memory.items()}
+        model = self._learnt()
+        exemplars = model.method.memory.exemplars.items()
+        return {model.classes[column]: images.movedim(1, -1).cpu().numpy() for column, images in exemplars}
 
     def partial_fit(self, images: Any, labels: Any = None) -> Learner:
         """Learn one step: new classes get a new head, images of known classes strengthen those.
@@ -114,35 +114,35 @@ class Learner:
         an interruption the learner stays as it was before the call.
         """
         pixels, names = inputs.as_examples(images, labels)
-        inputs.one_type(names, self._classes)
-        self._check_shape(pixels)
-        new = _in_order(set(names) - set(self._classes))
-        column = {name: index for index, name in enumerate(self._classes + new)}
+        model = self._model or self._new_model(pixels)
+        inputs.one_type(names, model.classes)
+        _check_shape(pixels, model)
+        new = _in_order(set(names) - set(model.classes))
+        column = {name: index for index, name in enumerate(model.classes + new)}
 
-        method = self._method or self._create_method(pixels)
+        method, number = model.method, len(model.history) + 1
         device = method.network.device
         step = Step(pixels.to(device), torch.tensor([column[name] for name in names], device=device), len(new))
-        method.trainer.on_epoch = self._report
+        method.trainer.on_epoch = functools.partial(self._report, number)
         method.trainer.start_step()
         before = method.snapshot()
-        logger.info("step %d: %d images, %d new classes", len(self._history) + 1, len(names), len(new))
+        logger.info("step %d: %d images, %d new classes", number, len(names), len(new))
         try:
-            with _seeded_dropout(self.seed + len(self._history), device):
+            with _seeded_dropout(model.seed + number, device):
                 method.learn_step(step)
         except BaseException:
             method.restore(before)
             raise
-        self._method, self._image_shape = method, tuple(pixels.shape[1:])
-        self._classes += new
         counts = Counter(names)
-        self._history.append(
-            {
-                "step": len(self._history) + 1,
-                "time": datetime.now(UTC).isoformat(timespec="seconds"),
-                "new_classes": new,
-                "images": [[name, counts[name]] for name in _in_order(set(names))],
-            }
-        )
+        record = {
+            "step": number,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "new_classes": new,
+            "images": [[name, counts[name]] for name in _in_order(set(names))],
+        }
+        model.classes += new
+        model.history.append(record)
+        self._model = model
         return self
 
     def predict(self, images: Any) -> np.ndarray:
@@ -151,35 +151,34 @@ class Learner:
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """N x classes; columns follow `classes_`."""
-        method = self._fitted()
+        model = self._learnt()
         pixels = inputs.as_images(images)
-        self._check_shape(pixels)
-        return method.probabilities(pixels).double().cpu().numpy()
+        _check_shape(pixels, model)
+        return model.method.probabilities(pixels).double().cpu().numpy()
 
     def score(self, images: Any, labels: Any = None) -> float:
         """The share of images whose predicted class is their label."""
-        self._fitted()
+        self._learnt()
         pixels, names = inputs.as_examples(images, labels)
         predicted = self.predict(pixels)
         return float(np.mean([given == name for given, name in zip(predicted.tolist(), names, strict=True)]))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write a model folder, or a new version into one, atomically."""
-        from treering import checkpoint
-
-        checkpoint.save(self, folder)
+        checkpoint.save(self._learnt(), Path(folder))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], backbone: nn.Module | None = None, device: str = "auto") -> Learner:
         """Read a model folder. A model learnt with a module as its backbone needs such a module again."""
-        from treering import checkpoint
+        model = checkpoint.load(Path(folder), backbone, methods.find_device(device))
+        learner = cls(backbone=backbone, recipe=model.method.recipe, seed=model.seed, device=device)
+        learner._model = model
+        return learner
 
-        return checkpoint.load(cls, folder, backbone, device)
-
-    def _fitted(self) -> Method:
-        if self._method is None:
+    def _learnt(self) -> Model:
+        if self._model is None:
             raise TreeringError("this learner has learnt nothing yet: call partial_fit first")
-        return self._method
+        return self._model
 
     def _resolved_recipe(self) -> Recipe:
         """The recipe with the constructor's backbone and memory in it."""
@@ -198,28 +197,30 @@ class Learner:
             recipe = replace(recipe, memory=replace(recipe.memory, kind="total", size=int(self.memory)))
         return recipe
 
-    def _create_method(self, pixels: Tensor) -> Method:
-        """The method with a fresh network for images like `pixels`, the first step's."""
+    def _new_model(self, pixels: Tensor) -> Model:
+        """A model that knows no class yet, for images like `pixels`, the first step's."""
         recipe = self._resolved_recipe()
         inside = augment.plain(pixels, recipe.augmentation)
+        seed = int(self.seed)
         if isinstance(self.backbone, nn.Module):
             module = copy.deepcopy(self.backbone).cpu()
         else:
-            module = backbones.build(recipe.backbone, inside.shape[1], self.seed)
+            module = backbones.build(recipe.backbone, inside.shape[1], seed)
         mean = mean_image(inside, recipe.pixel_scale)
-        return methods.create(recipe, module, mean, self.seed, methods.find_device(self.device))
+        method = methods.create(recipe, module, mean, seed, methods.find_device(self.device))
+        return Model(method, seed, tuple(pixels.shape[1:]))
 
-    def _check_shape(self, pixels: Tensor) -> None:
-        if self._method is not None and tuple(pixels.shape[1:]) != self._image_shape:
-            given, learnt = (f"{h} x {w} pixels in {c} channel(s)" for c, h, w in (pixels.shape[1:], self._image_shape))
-            raise TreeringError(f"images of {given} were given, but this learner has learnt images of {learnt}")
-
-    def _report(self, report: EpochReport) -> None:
+    def _report(self, step: int, report: EpochReport) -> None:
         logger.debug("%s epoch %d/%d: loss %.4f", report.stage, report.epoch, report.epochs, report.mean_loss)
         if self.progress is not None:
-            step = len(self._history) + 1
             passes, loss = report.image_passes, report.mean_loss
             self.progress(Progress(step, report.stage, report.epoch, report.epochs, passes, loss))
+
+
+def _check_shape(pixels: Tensor, model: Model) -> None:
+    if tuple(pixels.shape[1:]) != model.image_shape:
+        given, learnt = (f"{h} x {w} pixels in {c} channel(s)" for c, h, w in (pixels.shape[1:], model.image_shape))
+        raise TreeringError(f"images of {given} were given, but this learner has learnt images of {learnt}")
 
 
 @contextlib.contextmanager

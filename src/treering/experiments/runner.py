@@ -23,7 +23,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-import treering
 from treering import augment, backbones, files, methods, metrics
 from treering.data.stream import ResidentImages, Stream, StreamStep
 from treering.errors import TreeringError
@@ -31,6 +30,7 @@ from treering.methods.base import Step
 from treering.network import mean_image
 from treering.recipe import Recipe
 from treering.trainer import EpochReport, FitState, InFlight
+from treering.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class StreamRun:
             "seconds_by_stage": record["seconds_by_stage"],
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
             "versions": {
-                "treering": treering.__version__,
+                "treering": __version__,
                 "python": platform.python_version(),
                 "torch": torch.__version__,
             },
@@ -349,7 +349,7 @@ def current_commit() -> str:
     """The commit of the code that runs: TREERING_COMMIT where it is set, else that of the git checkout."""
     if "TREERING_COMMIT" in os.environ:
         return os.environ["TREERING_COMMIT"]
-    folder = Path(treering.__file__).parent
+    folder = Path(__file__).parent
     try:
         asked = subprocess.run(
             ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10

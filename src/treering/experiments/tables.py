@@ -23,6 +23,9 @@ TITLES = {
     "similar": "Similar classes: vehicles (appendix C)",
 }
 NAMES = {
+    "icarl": "iCaRL",
+    "hybrid1": "hybrid1",
+    "lwf-mc": "LwF.MC",
     "eeil": "EEIL",
     "eeil-base": "EEIL-Base (no augmentation, no balanced fine-tuning)",
     "eeil-da": "EEIL-DA (augmentation only)",
