@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from treering import Learner
 from treering.data.stream import Dataset, ResidentImages
 from treering.experiments import runner
 from treering.experiments.runner import StreamRun, run_many
@@ -111,3 +112,11 @@ def test_interrupted_run_goes_on_to_the_same_result(images, tmp_path, monkeypatc
     resumed = StreamRun(RECIPE, images, tmp_path / "stopped")()
     assert resumed["image_passes"] == whole["image_passes"]
     assert abs(resumed["average"] - whole["average"]) < 3
+
+
+def test_a_learner_can_be_taught_a_handful_of_images(images):
+    few = images.train_images[::20].cpu()
+    labels = images.train_labels[::20].tolist()
+    learner = Learner(recipe=replace(RECIPE, optimizer=Optimizer()), memory=10, device="cuda")
+    learner.partial_fit(few, labels)
+    assert set(learner.predict(few)) <= set(labels)
