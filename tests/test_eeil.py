@@ -14,7 +14,7 @@ import torch
 from conftest import RECIPE, examples, images_of, kept, method_of, state_of, tiny_learner
 from torch import Tensor
 
-from treering import Augmentation, Budget, Learner, Schedule, augment
+from treering import Augmentation, Budget, Learner, Schedule, augment, losses
 from treering.network import IncrementalNetwork
 from treering.trainer import Trainer
 
@@ -468,3 +468,13 @@ def test_both_methods_start_from_the_same_network(stages: list[Stage]) -> None:
     fine = tiny_learner(method="finetune").partial_fit(*FIRST)
     assert torch.equal(stages[0].before.weight, stages[1].before.weight)
     assert state_of(eeil)["weights"] == state_of(fine)["weights"], "the first step is the same without distillation"
+
+
+def test_the_loss_has_the_recipes_temperature() -> None:
+    random = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(6, 3, generator=random), torch.rand(6, 3, generator=random)
+    labels, heads = torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([0, 0, 1])
+    learner = tiny_learner(temperature=3.5).partial_fit(*examples({"cat": 2, "dog": 2}))
+    loss = method_of(learner).loss(logits, labels, targets, heads)
+    assert loss == losses.cross_distilled(logits, labels, targets, heads, 3.5)
+    assert loss != losses.cross_distilled(logits, labels, targets, heads, 2.0)

@@ -129,7 +129,7 @@ def test_the_console_shows_a_run_of_one_step(tmp_path: Path, monkeypatch: pytest
     arrays = [part.contiguous().numpy() for part in (*parts, images.test_labels)]
     monkeypatch.setitem(data.DATASETS, "tiny", lambda folder, download: Dataset("tiny", *arrays, images.class_names))
     screen = io.StringIO()
-    assert console.run(Console(file=screen, width=160), [ONE], tmp_path, tmp_path / "results", False, "cpu")
+    assert console.run(Console(file=screen, width=160), [ONE], tmp_path, tmp_path / "results", False, "cpu") == []
     (row,) = [line for line in screen.getvalue().splitlines() if NAME in line]
     cells = [cell.strip() for cell in re.split("[│┃]", row)[1:-1]]
     result = json.loads((tmp_path / "results" / f"{NAME}.json").read_text())

@@ -27,7 +27,7 @@ from conftest import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from treering import Augmentation, Budget, Learner, Optimizer, Progress, Recipe, Schedule, TreeringError
@@ -557,3 +557,72 @@ def test_the_optimisers_settings_of_the_recipe_are_used() -> None:
         for optimizer in (Optimizer(batch_size=16), Optimizer(batch_size=16, noise_eta=0), Optimizer(batch_size=5))
     ]
     assert states[0] != states[1] != states[2]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_interruption_around_the_end_of_a_step_leaves_it_whole_or_undone(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    learner = tiny_learner().partial_fit(*examples({"cat": 6, "dog": 5}))
+    before = state_of(learner)
+    method = method_of(learner)
+    learn = type(method).learn_step
+
+    def interrupted(self: Any, step: Any) -> None:
+        if moment == "after":
+            learn(self, step)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(method), "learn_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learner.partial_fit(*examples({"owl": 4}))
+    assert state_of(learner) == before
+    assert len(learner.predict(images_of(["cat"]))) == 1
+
+
+def test_what_is_learnt_first_is_missing_before_as_scikit_learn_has_it() -> None:
+    assert not hasattr(Learner(), "classes_")
+
+
+@pytest.mark.parametrize("recipe", ["digits", {}, 3])
+def test_a_recipe_that_is_none_is_refused(recipe: Any) -> None:
+    with pytest.raises(TreeringError, match="recipe must be a Recipe"):
+        Learner(recipe=recipe).partial_fit(*examples({"cat": 2, "dog": 2}))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**70])
+def test_a_seed_out_of_range_is_refused(seed: int) -> None:
+    with pytest.raises(TreeringError, match="seed must be a whole number"):
+        tiny_learner(seed=seed).partial_fit(*examples({"cat": 2, "dog": 2}))
+
+
+def test_labels_of_another_type_cannot_be_scored(two_steps: Learner) -> None:
+    with pytest.raises(TreeringError, match="use one type for all labels"):
+        two_steps.score(images_of(["cat"]), [1])
+
+
+def test_learning_works_where_gradients_are_off() -> None:
+    given = examples({"cat": 6, "dog": 5})
+    with torch.inference_mode():
+        learner = tiny_learner().partial_fit(*given)
+    assert state_of(learner) == state_of(tiny_learner().partial_fit(*given))
+
+
+class Fickle(nn.Module):
+    """Gives a tuple, or more features, when it is trained."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        features = x.mean((2, 3))
+        if not self.training:
+            return features
+        return (features, features) if self.kind == "tuple" else torch.cat([features, features], 1)
+
+
+@pytest.mark.parametrize("kind", ["tuple", "wider"])
+def test_a_backbone_that_differs_in_training_is_refused(kind: str) -> None:
+    with pytest.raises(TreeringError, match="the backbone"):
+        Learner(backbone=Fickle(kind)).partial_fit(*examples({"cat": 2, "dog": 2}))

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +41,7 @@ RECIPES = st.builds(
         weight_decay=st.floats(0, 10),
         decay=st.sampled_from(["norm-scaled", "plain"]),
         noise_eta=st.floats(0, 10),
-        noise_gamma=st.floats(-10, 10),
+        noise_gamma=st.floats(0, 10),
     ),
     memory=st.builds(
         Budget,
@@ -59,9 +60,9 @@ RECIPES = st.builds(
     run=st.builds(
         Run,
         dataset=TEXT,
-        classes_per_step=NATURAL | st.lists(NATURAL, max_size=5).map(tuple),
+        classes_per_step=st.integers(1, 1000) | st.lists(st.integers(1, 1000), min_size=1, max_size=5).map(tuple),
         order=NATURAL,
-        seed=st.integers(),
+        seed=st.integers(0, 2**63 - 1),
     ),
 )
 
@@ -352,3 +353,30 @@ def test_a_wrong_setting_in_a_file_is_an_error_that_names_file_and_setting(tmp_p
     path.write_text("[optimizer]\nmomentum = 2\n")
     with pytest.raises(TreeringError, match=r"wrong\.toml: optimizer\.momentum must be .* not 2\.0"):
         Recipe.read(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "fragment"),
+    [
+        (lambda: Budget("per_class", 20), "kind must be one of 'total', 'per-class', not 'per_class'"),
+        (lambda: Budget(selection="herd"), "selection must be one of"),
+        (lambda: Optimizer(decay="l2"), "decay must be one of"),
+        (lambda: Augmentation(kind="twelve-fold"), "kind must be one of"),
+        (lambda: Augmentation(contrast=(1.8, 0.2)), "contrast must be a range"),
+        (lambda: Schedule(2.5, 0.1), "epochs must be a whole number, not 2.5"),
+        (lambda: Schedule(2, 0.1, (-3,)), "drop_at must hold epochs from 0 on"),
+        (lambda: Recipe(temperature="2"), "temperature must be a number, not '2'"),
+        (lambda: Recipe(memory=2000), "memory must be a table"),
+        (lambda: Run(order=99999999999), "order must be from 0"),
+        (lambda: Run(seed=2**70), "seed must be from 0"),
+        (lambda: Run(classes_per_step=()), "classes_per_step must be 1 or more"),
+    ],
+)
+def test_settings_made_in_python_are_checked_like_those_of_a_file(make: Any, fragment: str):
+    with pytest.raises(TreeringError) as error:
+        make()
+    assert fragment in str(error.value)
+
+
+def test_settings_take_the_numbers_and_lists_of_numpy_and_toml():
+    assert Schedule(np.int64(3), np.float32(0.5), [1, 2]) == Schedule(3, 0.5, (1, 2))

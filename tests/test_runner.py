@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import filelock
 import numpy as np
 import pytest
 import run_helper
@@ -641,3 +642,11 @@ def test_runs_in_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
     for one, other in zip(together, alone, strict=True):
         assert without_times(one) == without_times(other)  # type: ignore[arg-type]
     assert without_times(alone[0])["confusion"] != without_times(alone[1])["confusion"]
+
+
+def test_two_processes_cannot_be_at_one_run(tmp_path: Path) -> None:
+    run = StreamRun(TINY, tiny_images(), tmp_path)
+    run.state_file.parent.mkdir(parents=True)
+    with filelock.FileLock(run.state_file.with_suffix(".lock")), pytest.raises(TreeringError, match="another process"):
+        run()
+    assert not run.result_file.exists()

@@ -79,8 +79,8 @@ def test_reports_count_epochs_and_passes_and_hold_the_losses() -> None:
 
 
 def test_the_learning_rate_follows_the_schedule_and_the_noise_counts_on() -> None:
-    trainer = trainer_of(Seen(), batch_size=8)
-    rates: list[float] = []
+    trainer = trainer_of(Seen(), batch_size=64)
+    rates: list[tuple[float, int, int]] = []
     update = trainer.batch_update
 
     def watched(*arguments: Any) -> Any:
@@ -97,6 +97,7 @@ def test_the_learning_rate_follows_the_schedule_and_the_noise_counts_on() -> Non
     trainer.batch_update = watched
     trainer.fit("balanced", numbered(8), Schedule(3, 0.1, (1, 2)), epochs_before=40)
     assert [epoch for _, epoch, _ in rates] == [41, 42, 43]
+    assert {batch_size for _, _, batch_size in rates} == {8}, "a stage smaller than a batch is its own batch"
     assert [lr for lr, _, _ in rates] == pytest.approx([0.1, 0.01, 0.001])
 
 

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from treering.recipe import Augmentation
 
 CHUNK = 2048
-"""Images augmented at once: bounds the memory that float copies take."""
+"""Most images augmented at once."""
+CHUNK_VALUES = 2**25
+"""Most pixel values augmented at once: bounds the memory that float copies take."""
 
 
 def brightness(images: Tensor, shift_N: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ def augmented(images: Tensor, settings: Augmentation, generator: torch.Generator
     if settings.kind == "none":
         return images
     multiply = {"twelvefold": twelvefold, "twofold": twofold, "crop-mirror": crop_mirror}[settings.kind]
-    chunks = [multiply(chunk, settings, generator) for chunk in images.split(CHUNK)]
+    chunks = [multiply(chunk, settings, generator) for chunk in _chunks(images)]
     return torch.cat([copy for copies in zip(*chunks, strict=True) for copy in copies])
 
 
@@ -66,7 +68,7 @@ def plain(images: Tensor, settings: Augmentation) -> Tensor:
     """Images as selection and evaluation see them: never augmented, at the size of the network's input."""
     if settings.kind != "twofold" or images.shape[2:] == (settings.crop_size, settings.crop_size):
         return images
-    return torch.cat([_to_uint8(resize(chunk, settings.crop_size)) for chunk in images.split(CHUNK)])
+    return torch.cat([_to_uint8(resize(chunk, settings.crop_size)) for chunk in _chunks(images)])
 
 
 def twelvefold(images: Tensor, settings: Augmentation, generator: torch.Generator) -> list[Tensor]:
@@ -103,6 +105,10 @@ def crop_mirror(images: Tensor, settings: Augmentation, generator: torch.Generat
     """A random crop of each image, mirrored with probability 1/2: iCaRL's augmentation."""
     cropped = _random_crop(F.pad(images, [settings.padding] * 4), images.shape[2:], generator)
     return [torch.where(_coin(len(images), generator), mirror(cropped), cropped)]
+
+
+def _chunks(images: Tensor) -> tuple[Tensor, ...]:
+    return images.split(min(CHUNK, max(1, CHUNK_VALUES // images[0].numel())))
 
 
 def _random_crop(images: Tensor, size: tuple[int, int] | torch.Size, generator: torch.Generator) -> Tensor:

@@ -6,6 +6,7 @@ such as 8 x 8 digits. Any other module of that signature works as well: the meth
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -117,30 +118,23 @@ def build(name: str, channels: int, seed: int) -> nn.Module:
 
 
 def feature_size(module: nn.Module, image_shape: Sequence[int]) -> int:
-    """D, found by passing two blank images of `image_shape` (C, H, W) through `module`."""
-    training = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            out = module(torch.zeros(2, *image_shape))
-    except Exception as error:  # whatever a module of the user's raises
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise TreeringError(f"the backbone fails on images of shape {tuple(image_shape)}: {reason[0]}") from error
-    finally:
-        module.train(training)
-    if (
-        not isinstance(out, Tensor)
-        or out.ndim != 2
-        or len(out) != 2
-        or out.shape[1] == 0
-        or not out.is_floating_point()
-    ):
-        got = (
-            f"a tensor of {out.dtype} and shape {tuple(out.shape)}"
-            if isinstance(out, Tensor)
-            else f"{type(out).__name__}"
-        )
-        raise TreeringError(
-            f"the backbone must map N images to floating-point features N x D; for 2 images it gave {got}"
-        )
-    return out.shape[1]
+    """D, found by passing two blank images of `image_shape` (C, H, W) through a copy of `module`, in both its modes."""
+    sizes = []
+    for training in (True, False):
+        probe = copy.deepcopy(module).train(training)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):  # dropout draws
+                out = probe(torch.zeros(2, *image_shape))
+        except Exception as error:  # whatever a module of the user's raises
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise TreeringError(f"the backbone fails on images of shape {tuple(image_shape)}: {reason[0]}") from error
+        good = isinstance(out, Tensor) and out.ndim == 2 and len(out) == 2 and out.shape[1] and out.is_floating_point()
+        if not good:
+            got = f"{out.dtype} and shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise TreeringError(
+                f"the backbone must map N images to floating-point features N x D; for 2 images it gave {got}"
+            )
+        sizes.append(out.shape[1])
+    if sizes[0] != sizes[1]:
+        raise TreeringError(f"the backbone gives {sizes[0]} features in training and {sizes[1]} in evaluation")
+    return sizes[0]

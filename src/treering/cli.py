@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +40,8 @@ def demo(
     """Ten digits in five steps, with and without forgetting, drawn."""
     from treering import demo as digits_demo
 
-    digits_demo.run(console, out, order)
+    with _interruptible("interrupted"):
+        digits_demo.run(console, out, order)
 
 
 @app.command()
@@ -54,8 +57,26 @@ def run(
     from treering.experiments import console as experiments_console
 
     chosen = [Recipe.find(name).changed(change or []) for name in recipes]
-    if not experiments_console.run(console, chosen, data, results, download, device):
-        sys.exit(1)
+    with _interruptible("interrupted; the same command goes on from where it was saved last"):
+        errors = experiments_console.run(console, chosen, data, results, download, device)
+    for error in errors:
+        _print_error(error)
+    if errors:
+        sys.exit(2)
+
+
+@contextlib.contextmanager
+def _interruptible(message: str) -> Iterator[None]:
+    """Ctrl-C prints `message` and exits with code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _print_error(message)
+        sys.exit(130)
+
+
+def _print_error(message: object) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"treering: {message}", markup=False, highlight=False)
 
 
 def main() -> None:
@@ -63,8 +84,5 @@ def main() -> None:
     try:
         app()
     except TreeringError as error:
-        Console(stderr=True, soft_wrap=True).print(f"treering: {error}", markup=False, highlight=False)
+        _print_error(error)
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("treering: interrupted; an interrupted run goes on when it is started again")
-        sys.exit(130)

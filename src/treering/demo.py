@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -18,6 +20,9 @@ from treering.data import digits
 from treering.data.stream import Dataset, class_order, split_steps
 from treering.errors import TreeringError
 from treering.recipe import Recipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RECIPE = Recipe.find("digits")
 """The paper's method for 8 x 8 images: a small network, fewer epochs, 100 exemplars, crops that shift by one pixel."""
@@ -56,11 +61,14 @@ def learn_digits(
 def run(console: Console, out: Path, order: int) -> None:
     """The whole demo: learn, print a table, draw a picture."""
     dataset = digits.load()
+    _figure_class()
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise TreeringError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
+    # Networks this small gain little from more threads, and one gives the same numbers on every number of cores.
+    torch.set_num_threads(1)
     start = time.perf_counter()
     steps = split_steps(class_order(10, order), RECIPE.run.classes_per_step)
     epochs = {
@@ -104,13 +112,18 @@ def _table(outcomes: dict[str, Outcome], steps: list[list[int]]) -> Table:
     return table
 
 
-def draw(outcomes: dict[str, Outcome], steps: list[list[int]], out: Path) -> list[Path]:
-    """Forgetting and its cure at a glance, as PNG and SVG; returns the two paths."""
+def _figure_class() -> type[Figure]:
+    """Matplotlib's Figure, or an error that says how to get it."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise TreeringError("drawing needs matplotlib: pip install 'treering[demo]'") from None
-    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    return Figure
+
+
+def draw(outcomes: dict[str, Outcome], steps: list[list[int]], out: Path) -> list[Path]:
+    """Forgetting and its cure at a glance, as PNG and SVG; returns the two paths."""
+    figure = _figure_class()(figsize=(10, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     known = [sum(len(classes) for classes in steps[: number + 1]) for number in range(len(steps))]
     first = " and ".join(map(str, steps[0]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import uuid
 from pathlib import Path
 
 TEMPORARY = ".tmp-"
@@ -12,15 +12,15 @@ TEMPORARY = ".tmp-"
 
 def write(file: Path, content: bytes) -> None:
     """Replace `file` in one rename, after its content has reached the disk."""
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=file.parent)
+    temporary = file.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(temporary).replace(file)
+        temporary.replace(file)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     if os.name == "posix":  # the rename itself reaches the disk with the folder
         folder = os.open(file.parent, os.O_RDONLY)

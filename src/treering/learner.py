@@ -51,6 +51,10 @@ class Progress:
     """Mean over the epoch."""
 
 
+class NotLearntError(TreeringError, AttributeError):
+    """What was asked for exists only after the first `partial_fit`, as scikit-learn has it."""
+
+
 class Learner:
     """Teach it classes with `partial_fit`, some now, some later; `predict` knows them all."""
 
@@ -107,6 +111,8 @@ class Learner:
         exemplars = model.method.memory.exemplars.items()
         return {model.classes[column]: images.movedim(1, -1).cpu().numpy() for column, images in exemplars}
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def partial_fit(self, images: Any, labels: Any = None) -> Learner:
         """Learn one step: new classes get a new head, images of known classes strengthen those.
 
@@ -126,13 +132,6 @@ class Learner:
         method.trainer.on_epoch = functools.partial(self._report, number)
         method.trainer.start_step()
         before = method.snapshot()
-        logger.info("step %d: %d images, %d new classes", number, len(names), len(new))
-        try:
-            with _seeded_dropout(model.seed + number, device):
-                method.learn_step(step)
-        except BaseException:
-            method.restore(before)
-            raise
         counts = Counter(names)
         record = {
             "step": number,
@@ -140,9 +139,16 @@ class Learner:
             "new_classes": new,
             "images": [[name, counts[name]] for name in _in_order(set(names))],
         }
-        model.classes += new
-        model.history.append(record)
-        self._model = model
+        logger.info("step %d: %d images, %d new classes", number, len(names), len(new))
+        learnt = replace(model, classes=model.classes + new, history=[*model.history, record])
+        try:
+            with _seeded_dropout(model.seed + number, device):
+                method.learn_step(step)
+            self._model = learnt
+        except BaseException:
+            if self._model is not learnt:
+                method.restore(before)
+            raise
         return self
 
     def predict(self, images: Any) -> np.ndarray:
@@ -158,8 +164,9 @@ class Learner:
 
     def score(self, images: Any, labels: Any = None) -> float:
         """The share of images whose predicted class is their label."""
-        self._learnt()
+        model = self._learnt()
         pixels, names = inputs.as_examples(images, labels)
+        inputs.one_type(names, model.classes)
         predicted = self.predict(pixels)
         return float(np.mean([given == name for given, name in zip(predicted.tolist(), names, strict=True)]))
 
@@ -177,14 +184,16 @@ class Learner:
 
     def _learnt(self) -> Model:
         if self._model is None:
-            raise TreeringError("this learner has learnt nothing yet: call partial_fit first")
+            raise NotLearntError("this learner has learnt nothing yet: call partial_fit first")
         return self._model
 
     def _resolved_recipe(self) -> Recipe:
         """The recipe with the constructor's backbone and memory in it."""
-        recipe = self.recipe or Recipe()
-        if not isinstance(self.seed, Integral):
-            raise TreeringError(f"seed must be a whole number, not {self.seed!r}")
+        recipe = Recipe() if self.recipe is None else self.recipe
+        if not isinstance(recipe, Recipe):
+            raise TreeringError(f"recipe must be a Recipe (Recipe.find reads one by its name), not {recipe!r}")
+        if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**63:
+            raise TreeringError(f"seed must be a whole number from 0 to 2^63 - 1, not {self.seed!r}")
         if self.backbone is not None and not isinstance(self.backbone, str | nn.Module):
             raise TreeringError(f"backbone must be a name or a torch.nn.Module, not {self.backbone!r}")
         if self.backbone is not None:

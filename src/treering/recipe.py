@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import tomllib
 import types
@@ -15,6 +16,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +28,51 @@ def _require(condition: bool, message: str) -> None:
         raise TreeringError(message)
 
 
+def _checked(value: Any, hint: Any, default: Any, name: str) -> Any:
+    """`value` as a setting of type `hint`, or an error that names it."""
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, typing.cast(type, hint)):
+            return value
+        _require(isinstance(value, Mapping), f"{name} must be a table [{name}], not {value!r}")
+        return _build(typing.cast(type, hint), value, default, f"{name}.")
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        _require(value in arguments, f"{name} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
+        return value
+    if origin is types.UnionType:
+        hint = next((kind for kind in arguments if isinstance(value, list | tuple) == (kind is not int)), hint)
+        return _checked(value, hint, default, name)
+    if origin is tuple:
+        _require(isinstance(value, list | tuple), f"{name} must be a list, not {value!r}")
+        return tuple(_checked(item, arguments[0], None, name) for item in value)
+    if hint is int and isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    if hint is float and isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        _require(math.isfinite(number), f"{name} must be a finite number, not {value}")
+        return number
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    _require(type(value) is hint, f"{name} must be {words[hint]}, not {value!r}")
+    return value
+
+
+class Settings:
+    """A dataclass whose fields are checked against their types, however it is made."""
+
+    def __post_init__(self) -> None:
+        for name, hint in typing.get_type_hints(type(self)).items():
+            object.__setattr__(self, name, _checked(getattr(self, name), hint, None, name))
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        """Raise if a value of the right type makes no sense."""
+
+
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Settings):
     """How long one stage trains and at which learning rate."""
 
     epochs: int
@@ -39,9 +84,10 @@ class Schedule:
     drop_factor: float = 10.0
     """What each drop divides the learning rate by."""
 
-    def __post_init__(self) -> None:
+    def _check_ranges(self) -> None:
         _require(self.epochs >= 0, f"epochs must be 0 or more, not {self.epochs}")
         _require(self.lr > 0, f"lr must be above 0, not {self.lr}")
+        _require(min(self.drop_at, default=0) >= 0, f"drop_at must hold epochs from 0 on, not {self.drop_at}")
         _require(self.drop_factor > 0, f"drop_factor must be above 0, not {self.drop_factor}")
 
     def lr_at(self, epoch: int) -> float:
@@ -50,7 +96,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Settings):
     """Stochastic gradient descent [5]."""
 
     batch_size: int = 128
@@ -68,15 +114,16 @@ class Optimizer:
     noise_gamma: float = 0.55
     """[5]"""
 
-    def __post_init__(self) -> None:
+    def _check_ranges(self) -> None:
         _require(self.batch_size >= 2, f"batch_size must be 2 or more (batch normalisation), not {self.batch_size}")
         _require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, not {self.momentum}")
         _require(self.weight_decay >= 0, f"weight_decay must be 0 or more, not {self.weight_decay}")
         _require(self.noise_eta >= 0, f"noise_eta must be 0 or more, not {self.noise_eta}")
+        _require(self.noise_gamma >= 0, f"noise_gamma must be 0 or more, not {self.noise_gamma}")
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Settings):
     """How many exemplars the memory may hold [3.1] and which it picks."""
 
     kind: Literal["total", "per-class"] = "total"
@@ -86,7 +133,7 @@ class Budget:
     selection: Literal["herding", "random", "histogram"] = "herding"
     """The rule that ranks a class's images [3.1, 6.3]."""
 
-    def __post_init__(self) -> None:
+    def _check_ranges(self) -> None:
         _require(self.size >= 1, f"size must be 1 or more, not {self.size}")
 
     def quota(self, classes: int) -> int:
@@ -101,7 +148,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Augmentation:
+class Augmentation(Settings):
     """How a stage's training images are multiplied before it trains [5]."""
 
     kind: Literal["twelvefold", "twofold", "crop-mirror", "none"] = "twelvefold"
@@ -115,14 +162,17 @@ class Augmentation:
     crop_size: int = 224
     """twofold: side of the network's input; images are held larger (256) and cropped or resized to it [7]."""
 
-    def __post_init__(self) -> None:
-        _require(len(self.contrast) == 2, f"contrast must be a range of two numbers, not {self.contrast}")
+    def _check_ranges(self) -> None:
+        _require(
+            len(self.contrast) == 2 and self.contrast[0] <= self.contrast[1],
+            f"contrast must be a range of two numbers, not {self.contrast}",
+        )
         _require(self.padding >= 0, f"padding must be 0 or more, not {self.padding}")
         _require(self.crop_size >= 1, f"crop_size must be 1 or more, not {self.crop_size}")
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Settings):
     """The stream that `treering run` learns; a `Learner` has no use for it."""
 
     dataset: str = "cifar100"
@@ -134,12 +184,15 @@ class Run:
     seed: int = 0
     """Of weights, augmentation, batches and noise."""
 
-    def __post_init__(self) -> None:
-        _require(self.order >= 0, f"order must be 0 or more, not {self.order}")
+    def _check_ranges(self) -> None:
+        sizes = (self.classes_per_step,) if isinstance(self.classes_per_step, int) else self.classes_per_step
+        _require(min(sizes, default=0) >= 1, f"classes_per_step must be 1 or more, not {self.classes_per_step}")
+        _require(0 <= self.order < 10**9, f"order must be from 0 to 999999999, not {self.order}")
+        _require(0 <= self.seed < 2**63, f"seed must be from 0 to 2^63 - 1, not {self.seed}")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Settings):
     """Every setting of a run. The defaults are the paper's for CIFAR-100."""
 
     method: str = "eeil"
@@ -161,7 +214,7 @@ class Recipe:
     augmentation: Augmentation = field(default_factory=Augmentation)
     run: Run = field(default_factory=Run)
 
-    def __post_init__(self) -> None:
+    def _check_ranges(self) -> None:
         _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
         _require(self.pixel_scale > 0, f"pixel_scale must be above 0, not {self.pixel_scale}")
 
@@ -244,26 +297,3 @@ def _build(cls: type, table: Mapping[str, Any], defaults: Any, where: str) -> An
         return dataclasses.replace(defaults, **changes)
     except TreeringError as error:
         raise TreeringError(f"{where}{error}") from None
-
-
-def _checked(value: Any, hint: Any, default: Any, name: str) -> Any:
-    """`value` as a setting of type `hint`, or an error that names it."""
-    if dataclasses.is_dataclass(hint):
-        _require(isinstance(value, Mapping), f"{name} must be a table [{name}], not {value!r}")
-        return _build(typing.cast(type, hint), value, default, f"{name}.")
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        _require(value in arguments, f"{name} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
-        return value
-    if origin is types.UnionType:
-        hint = next((kind for kind in arguments if isinstance(value, list | tuple) == (kind is not int)), hint)
-        return _checked(value, hint, default, name)
-    if origin is tuple:
-        _require(isinstance(value, list | tuple), f"{name} must be a list, not {value!r}")
-        return tuple(_checked(item, arguments[0], None, name) for item in value)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        _require(abs(value) < 1e300, f"{name} must be a finite number, not {value}")
-        return float(value)
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    _require(type(value) is hint, f"{name} must be {words[hint]}, not {value!r}")
-    return value

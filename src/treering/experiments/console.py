@@ -16,8 +16,10 @@ from treering.experiments.runner import RunProgress, StreamRun, run_many, run_na
 from treering.recipe import Recipe
 
 
-def run(console: Console, recipes: Sequence[Recipe], folder: Path, results: Path, download: bool, device: str) -> bool:
-    """Run every recipe; returns whether all came to their end."""
+def run(
+    console: Console, recipes: Sequence[Recipe], folder: Path, results: Path, download: bool, device: str
+) -> list[str]:
+    """Run every recipe and show the results; returns a line for each run that failed."""
     names = [run_name(recipe) for recipe in recipes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
@@ -44,17 +46,19 @@ def run(console: Console, recipes: Sequence[Recipe], folder: Path, results: Path
     table = Table()
     for column in ("run", "average without first", "average", "last step", "images/s", "minutes"):
         table.add_column(column, justify="left" if column == "run" else "right", overflow="fold")
+    errors = []
     for name, outcome in zip(names, outcomes, strict=True):
-        if isinstance(outcome, TreeringError):
-            console.print(f"{name}: {outcome}", markup=False, highlight=False)
-        elif isinstance(outcome, Exception):
-            raise outcome
-        else:
-            figures = (outcome["average_without_first"], outcome["average"], outcome["accuracy"][-1])
-            rate, minutes = outcome["images_per_second"], outcome["seconds"] / 60
-            table.add_row(
-                name, *("" if value is None else f"{value:.2f}" for value in figures), f"{rate:,.0f}", f"{minutes:.1f}"
-            )
-    console.print(table)
-    console.print(f"Results are in {results.resolve()}", soft_wrap=True, highlight=False)
-    return not any(isinstance(outcome, Exception) for outcome in outcomes)
+        if isinstance(outcome, Exception):
+            errors.append(f"{name}: {outcome}")
+            continue
+        figures = (outcome["average_without_first"], outcome["average"], outcome["accuracy"][-1])
+        rate, minutes = outcome["images_per_second"], outcome["seconds"] / 60
+        cells = ["" if value is None else f"{value:.2f}" for value in figures]
+        table.add_row(name, *cells, f"{rate:,.0f}", f"{minutes:.1f}")
+    if table.row_count:
+        console.print(table)
+        console.print(f"Results are in {results.resolve()}", soft_wrap=True, highlight=False)
+    unexpected = [error for error in outcomes if isinstance(error, Exception) and not isinstance(error, TreeringError)]
+    if unexpected:
+        raise unexpected[0]
+    return errors

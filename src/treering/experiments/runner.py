@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 import safetensors
 import safetensors.torch
 import torch
@@ -114,13 +115,18 @@ class StreamRun:
 
     def __call__(self) -> dict[str, Any]:
         """Run to the end; returns the result, which is in the result file then."""
-        done = self._finished()
-        if done is not None:
-            return done
         try:
             self.state_file.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self.state_file.with_suffix(".lock"), timeout=0):
+                return self._finished() or self._run()
+        except filelock.Timeout:
+            raise TreeringError(
+                "another process is at this run: wait for it, or choose another results folder"
+            ) from None
         except OSError as error:
-            raise TreeringError(f"cannot write to {self.state_file.parent}: {error.strerror}") from None
+            raise TreeringError(f"cannot write to {self.result_file.parent}: {error.strerror or error}") from None
+
+    def _run(self) -> dict[str, Any]:
         self.prepare()
         in_flight = self._resume()
         self._clock = self._saved = time.perf_counter()

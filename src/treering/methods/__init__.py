@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor, nn
 
@@ -48,6 +50,6 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.Generator(device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = re.split(r"[.\n]", str(error))[0]
         raise TreeringError(f"device {name!r} cannot be used here ({reason}): choose auto, cpu or cuda") from None
     return device
