@@ -262,14 +262,15 @@ class CapturedUpdate(BatchUpdate):
         # A stream of its own: library workspaces belong to a stream, and two graphs that share one deadlock.
         self.stream = torch.cuda.Stream()
         generator = optimizer.generator
-        weights, random_state = network.tensors(), generator.get_state()
+        statistics, values, random_state = network.tensors(), optimizer.values.clone(), generator.get_state()
         with _capturing:
             self._warm_up()
             if hasattr(self.graph, "register_generator_state"):  # newer versions of torch find it by themselves
                 self.graph.register_generator_state(generator)
             with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
                 super().__call__()
-        network.load_tensors(network.head_sizes, weights)
+        network.load_tensors(network.head_sizes, statistics)
+        optimizer.values.copy_(values)  # spare columns too
         generator.set_state(random_state)
         optimizer.momentum.zero_()
 

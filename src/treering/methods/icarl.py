@@ -57,7 +57,7 @@ class ICaRL(Method):
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         """Averaged over the batch and the outputs; a spare output's term is exactly 0."""
-        outputs = (head_of_class_C < len(head_of_class_C)).sum()
+        outputs = (head_of_class_C < len(head_of_class_C)).sum().clamp_min(1)
         total = F.binary_cross_entropy_with_logits(logits_NC, targets_NC, reduction="sum")
         return total / (len(logits_NC) * outputs)
 
