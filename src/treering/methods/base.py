@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treering import augment, selection
+from treering import augment, losses, selection
 from treering.memory import Memory
 from treering.network import IncrementalNetwork
 from treering.recipe import Recipe, Schedule
-from treering.trainer import Trainer, batch_plan
+from treering.trainer import Trainer, TrainingSet, batch_plan
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,16 @@ class Method(ABC):
     @abstractmethod
     def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
         """The stages of each step of a stream of new classes; `steps` holds the images of each class of each step."""
+
+    def training_set(self, images: Tensor, labels: Tensor, distilled_classes: int = 0) -> TrainingSet:
+        """Augment, then label: the network as it is gives soft targets for the first `distilled_classes` columns."""
+        augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
+        targets = torch.zeros(len(augmented), self.network.columns, device=augmented.device)
+        if distilled_classes:
+            heads = self.network.head_of_class[: self.network.classes]
+            soft = losses.soft_targets(self.network.predict_logits(augmented), heads, self.recipe.temperature)
+            targets[:, :distilled_classes] = soft[:, :distilled_classes]
+        return TrainingSet(augmented, labels.repeat(augment.copies(self.recipe.augmentation)), targets)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """N x classes: softmax over the logits of all heads."""

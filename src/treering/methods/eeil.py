@@ -13,11 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treering import augment, losses
+from treering import losses
 from treering.memory import together
 from treering.methods.base import Method, StagePlan, Step, memory_before
 from treering.recipe import Recipe
-from treering.trainer import TrainingSet
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class EEIL(Method):
         if not first_step:
             exemplars, exemplar_labels = memory.contents()
             images, labels = torch.cat([images, exemplars]), torch.cat([labels, exemplar_labels])
-        training_set = self.labelled(images, labels, distilled_classes=old_classes)
+        training_set = self.training_set(images, labels, distilled_classes=old_classes)
 
         # Stage 2: all weights learn, with the cross-distilled loss (equation 1).
         logger.info("training on %d images, %d with augmentation", len(images), len(training_set.images))
@@ -51,24 +50,12 @@ class EEIL(Method):
         candidates = self.candidates(step)
         if not first_step and recipe.balanced.epochs:
             images, labels = together(memory.exemplars | self.rank(candidates, memory.largest_class()))
-            training_set = self.labelled(images, labels, distilled_classes=network.classes)
+            training_set = self.training_set(images, labels, distilled_classes=network.classes)
             logger.info("balanced fine-tuning on %d images", len(images))
             self.trainer.fit("balanced", training_set, recipe.balanced, recipe.training.epochs)
 
         # Stage 4: old classes shrink from the end of their ranked lists, then the step's best images are stored [3.1].
         self.update_memory(candidates)
-
-    def labelled(self, images: Tensor, labels: Tensor, distilled_classes: int) -> TrainingSet:
-        """Augment first, then label: `distilled_classes` is how many of the first columns carry soft targets."""
-        augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
-        columns = self.network.columns
-        targets = torch.zeros(len(augmented), columns, device=augmented.device)
-        if distilled_classes:
-            classes = self.network.classes
-            logits = self.network.predict_logits(augmented)
-            soft = losses.soft_targets(logits, self.network.head_of_class[:classes], self.recipe.temperature)
-            targets[:, :distilled_classes] = soft[:, :distilled_classes]
-        return TrainingSet(augmented, labels.repeat(augment.copies(self.recipe.augmentation)), targets)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         return losses.cross_distilled(logits_NC, labels_N, targets_NC, head_of_class_C, self.recipe.temperature)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from treering import augment, losses
+from treering import losses
 from treering.methods.base import Method, StagePlan, Step
 from treering.recipe import Recipe
-from treering.trainer import TrainingSet
 
 
 class FineTuning(Method):
@@ -21,10 +19,7 @@ class FineTuning(Method):
     def learn_step(self, step: Step) -> None:
         if step.new_classes:
             self.network.add_head(step.new_classes, self.generator)
-        images = augment.augmented(step.images, self.recipe.augmentation, self.generator)
-        labels = step.labels.repeat(augment.copies(self.recipe.augmentation))
-        no_targets = torch.zeros(len(images), self.network.columns, device=images.device)
-        self.trainer.fit("training", TrainingSet(images, labels, no_targets), self.recipe.training)
+        self.trainer.fit("training", self.training_set(step.images, step.labels), self.recipe.training)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         return losses.cross_entropy(logits_NC, labels_N)

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treering import augment, losses
+from treering import losses
 from treering.methods.base import Method, StagePlan, Step
 from treering.network import IncrementalNetwork
 from treering.recipe import Recipe
-from treering.trainer import TrainingSet
 
 
 class Joint(Method):
@@ -29,11 +28,7 @@ class Joint(Method):
             self.memory.store(label, images)
         self.network.load_tensors([], self._first_weights | {"mean_image": self.network.mean_image})
         self.network.add_head(classes, self.generator)
-        images, labels = self.memory.contents()
-        augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
-        repeated = labels.repeat(augment.copies(self.recipe.augmentation))
-        no_targets = torch.zeros(len(augmented), self.network.columns, device=augmented.device)
-        self.trainer.fit("training", TrainingSet(augmented, repeated, no_targets), self.recipe.training)
+        self.trainer.fit("training", self.training_set(*self.memory.contents()), self.recipe.training)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         return losses.cross_entropy(logits_NC, labels_N)
