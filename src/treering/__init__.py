@@ -1,6 +1,6 @@
 """treering teaches an image classifier new classes over time without forgetting the old ones.
 
-A complete implementation of End-to-End Incremental Learning (Castro et al., ECCV 2018).
+A faithful implementation of End-to-End Incremental Learning (Castro et al., ECCV 2018).
 """
 
 import os
