@@ -85,12 +85,19 @@ class Method(ABC):
 
     @abstractmethod
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
-        """The loss of a batch; part of the captured step, so it may not depend on anything that changes."""
+        """The loss of a batch; part of the captured update, so it may not depend on anything that changes."""
 
     @classmethod
     @abstractmethod
     def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
         """The stages of each step of a stream of new classes; `steps` holds the images of each class of each step."""
+
+    def with_exemplars(self, step: Step) -> tuple[Tensor, Tensor]:
+        """The step's images and every exemplar in memory, and their labels."""
+        if not self.memory.exemplars:
+            return step.images, step.labels
+        images, labels = self.memory.contents()
+        return torch.cat([step.images, images]), torch.cat([step.labels, labels])
 
     def training_set(self, images: Tensor, labels: Tensor, distilled_classes: int = 0) -> TrainingSet:
         """Augment, then label: the network as it is gives soft targets for the first `distilled_classes` columns."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from treering import losses
@@ -34,10 +33,7 @@ class EEIL(Method):
         first_step = old_classes == 0
         if step.new_classes:
             network.add_head(step.new_classes, self.generator)
-        images, labels = step.images, step.labels
-        if not first_step:
-            exemplars, exemplar_labels = memory.contents()
-            images, labels = torch.cat([images, exemplars]), torch.cat([labels, exemplar_labels])
+        images, labels = self.with_exemplars(step)
         training_set = self.training_set(images, labels, distilled_classes=old_classes)
 
         # Stage 2: all weights learn, with the cross-distilled loss (equation 1).

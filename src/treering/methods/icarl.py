@@ -30,11 +30,7 @@ class ICaRL(Method):
 
     def learn_step(self, step: Step) -> None:
         self.memory.require_room(self.network.classes + step.new_classes)
-        images, labels = step.images, step.labels
-        if self.memory.exemplars:
-            exemplars, exemplar_labels = self.memory.contents()
-            images, labels = torch.cat([images, exemplars]), torch.cat([labels, exemplar_labels])
-        self.learn_outputs(images, labels, step.new_classes)
+        self.learn_outputs(*self.with_exemplars(step), step.new_classes)
         self.update_memory(self.candidates(step))
         self._class_means = None
 
