@@ -368,6 +368,7 @@ HYBRID = replace(
     run=Run("tiny", (2, 3, 1)),
 )
 SCORES = {"method", "accuracy", "top5", "average", "average_without_first", "class_accuracy", "confusion"}
+SCORES |= {"task_accuracy", "task_aware_accuracy"}
 ICARL_FILE, HYBRID_FILE = f"{run_name(HYBRID)}.json", f"{run_name(HYBRID, 'hybrid1')}.json"
 
 

@@ -1,8 +1,15 @@
-"""What is reported of a run, from the accuracy after each step."""
+"""What is reported of a run and of several: pure functions of scores, accuracies and class orders.
+
+Accuracies are percentages. A `history` holds, for each step of a run, the accuracy of each class known by then.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 
 def average(accuracy: Sequence[float]) -> float:
@@ -13,3 +20,66 @@ def average(accuracy: Sequence[float]) -> float:
 def average_without_first(accuracy: Sequence[float]) -> float | None:
     """Average incremental accuracy as the paper reports it [5]: the first step is not incremental."""
     return average(accuracy[1:]) if len(accuracy) > 1 else None
+
+
+def top_k(scores_NC: Tensor, labels_N: Tensor, k: int = 1) -> float:
+    """Share of the images whose class is among the `k` with the highest scores."""
+    best_NK = scores_NC.topk(min(k, scores_NC.shape[1])).indices
+    return 100 * (best_NK == labels_N[:, None]).any(1).double().mean().item()
+
+
+def confusion(scores_NC: Tensor, labels_N: Tensor) -> list[list[int]]:
+    """Images of each class (row) by the class they are taken for (column)."""
+    classes = scores_NC.shape[1]
+    pairs = labels_N * classes + scores_NC.argmax(1)
+    return torch.bincount(pairs, minlength=classes**2).view(classes, classes).tolist()
+
+
+def by_group(scores_NC: Tensor, labels_N: Tensor, group_of_class_C: Tensor) -> list[float]:
+    """Accuracy on the images of each group of classes, among all classes."""
+    right_N = (scores_NC.argmax(1) == labels_N).double()
+    group_N = group_of_class_C[labels_N]
+    groups = int(group_of_class_C.max()) + 1
+    images = torch.bincount(group_N, minlength=groups)
+    right = right_N.new_zeros(groups).index_add(0, group_N, right_N)
+    return (100 * right / images).tolist()
+
+
+def by_known_task(scores_NC: Tensor, labels_N: Tensor, task_of_class_C: Tensor) -> list[float]:
+    """Accuracy on each task when the task of an image is known: only that task's classes count [appendix B]."""
+    own_NC = task_of_class_C[labels_N][:, None] == task_of_class_C
+    return by_group(scores_NC.masked_fill(~own_NC, -math.inf), labels_N, task_of_class_C)
+
+
+def forgetting_by_class(history: Sequence[Sequence[float]]) -> list[float]:
+    """The best accuracy that each class had after an earlier step, less its last; negative if it got better.
+
+    Classes of the last step had no time to be forgotten and are left out.
+    """
+    before, last = history[:-1], history[-1]
+    known = len(before[-1]) if before else 0
+    best = [max(step[label] for step in before if label < len(step)) for label in range(known)]
+    return [best[label] - last[label] for label in range(known)]
+
+
+def forgetting(history: Sequence[Sequence[float]]) -> list[float]:
+    """After each step from the second on: the mean over the classes learnt before it of what they have lost."""
+    return [average(forgetting_by_class(history[:steps])) for steps in range(2, len(history) + 1)]
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation over class orders; one order has no deviation."""
+    mean = average(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def paired_t_test(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Two-sided p-value that two methods differ, paired by class order; needs two orders or more."""
+    if len(ours) < 2:
+        return None
+    from scipy import stats  # only reports need it
+
+    p_value = float(stats.ttest_rel(ours, theirs).pvalue)
+    return None if math.isnan(p_value) else p_value  # equal in every order

@@ -104,7 +104,11 @@ class StreamRun:
         self.state_file = results / ".unfinished" / f"{run_name(recipe)}.safetensors"
         self._readouts = {method_label(recipe): self.method.probabilities, **self.method.other_readouts()}
         self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "seconds_by_stage": {}}
-        self.record["scores"] = {label: {"accuracy": [], "top5": [], "class_accuracy": []} for label in self._readouts}
+        scores = ("accuracy", "top5", "class_accuracy", "task_accuracy")
+        self.record["scores"] = {label: {score: [] for score in scores} for label in self._readouts}
+        sizes = torch.tensor([len(classes) for classes in self.stream.steps])
+        self._task_of_class = torch.arange(len(sizes)).repeat_interleave(sizes).to(inside.device)
+        self._confusion: dict[str, list[list[int]]] = {}
 
     def prepare(self) -> None:
         """Compile and capture once for the whole run, where the device does and the run is not finished yet."""
@@ -143,7 +147,7 @@ class StreamRun:
             self.record["steps_done"] += 1
         # The method's own result comes last: where that file is, the run is finished.
         for label in reversed(self._readouts):
-            result = self._result(label, step)
+            result = self._result(label)
             lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
             file = self.result_file.with_name(f"{run_name(self.recipe, label)}.json")
             files.write(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
@@ -201,26 +205,21 @@ class StreamRun:
 
     def _evaluate(self, step: StreamStep) -> None:
         """Accuracy on the test images of all classes so far. It is only recorded: nothing is chosen by it."""
-        self._predicted: dict[str, Tensor] = {}
+        task_of_class = self._task_of_class[: self.method.network.classes]
+        every_class = torch.arange(len(task_of_class), device=task_of_class.device)
         for label, readout in self._readouts.items():
-            probabilities = readout(step.test_images)
-            classes = probabilities.shape[1]
-            self._predicted[label] = probabilities.argmax(1)
-            right = (self._predicted[label] == step.test_labels).double()
-            top = probabilities.topk(min(5, classes)).indices
-            right_by_class = right.new_zeros(classes).index_add(0, step.test_labels, right)
-            per_class = right_by_class / torch.bincount(step.test_labels, minlength=classes)
+            found, wanted = readout(step.test_images), step.test_labels
             scores = self.record["scores"][label]
-            scores["accuracy"].append(100 * right.mean().item())
-            scores["top5"].append(100 * (top == step.test_labels[:, None]).any(1).double().mean().item())
-            scores["class_accuracy"].append([round(100 * value, 4) for value in per_class.tolist()])
+            scores["accuracy"].append(metrics.top_k(found, wanted))
+            scores["top5"].append(metrics.top_k(found, wanted, 5))
+            scores["class_accuracy"].append(_rounded(metrics.by_group(found, wanted, every_class)))
+            scores["task_accuracy"].append(_rounded(metrics.by_known_task(found, wanted, task_of_class)))
+            self._confusion[label] = metrics.confusion(found, wanted)
             logger.info("%s: step %d: %.2f %%", label, len(scores["accuracy"]), scores["accuracy"][-1])
         self._tick("selection and evaluation")
 
-    def _result(self, label: str, last: StreamStep) -> dict[str, Any]:
+    def _result(self, label: str) -> dict[str, Any]:
         recipe, record, scores = self.recipe, self.record, self.record["scores"][label]
-        classes = len(self.stream.order)
-        confusion = torch.bincount(last.test_labels * classes + self._predicted[label], minlength=classes**2)
         device = self.method.generator.device
         return {
             "method": label,
@@ -234,6 +233,7 @@ class StreamRun:
             "top5": scores["top5"],
             "average_without_first": metrics.average_without_first(scores["accuracy"]),
             "average": metrics.average(scores["accuracy"]),
+            "task_aware_accuracy": [metrics.average(tasks) for tasks in scores["task_accuracy"]],
             "image_passes": record["image_passes"],
             "seconds": record["seconds"],
             "images_per_second": record["image_passes"] / record["seconds"],
@@ -249,7 +249,8 @@ class StreamRun:
             "recipe": recipe.to_dict(),
             "class_order": [self.images.class_names[label] for label in self.stream.order],
             "class_accuracy": scores["class_accuracy"],
-            "confusion": confusion.view(classes, classes).tolist(),
+            "task_accuracy": scores["task_accuracy"],
+            "confusion": self._confusion[label],
         }
 
     def _save(self, in_flight: InFlight | None) -> None:
@@ -363,6 +364,10 @@ def current_commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return asked.stdout.strip()
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in values]
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
