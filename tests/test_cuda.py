@@ -120,3 +120,15 @@ def test_a_learner_can_be_taught_a_handful_of_images(images):
     learner = Learner(recipe=replace(RECIPE, optimizer=Optimizer()), memory=10, device="cuda")
     learner.partial_fit(few, labels)
     assert set(learner.predict(few)) <= set(labels)
+
+
+def test_networks_of_different_numbers_of_classes_share_compiled_code(images, tmp_path):
+    """The second network's parameters lie elsewhere in memory than those the code was compiled for."""
+    for classes in (6, 5, 3):
+        part = images.train_labels < classes
+        fewer = replace(images, class_names=images.class_names[:classes])
+        fewer = replace(fewer, train_images=images.train_images[part], train_labels=images.train_labels[part])
+        part = images.test_labels < classes
+        fewer = replace(fewer, test_images=images.test_images[part], test_labels=images.test_labels[part])
+        result = StreamRun(RECIPE, fewer, tmp_path / str(classes))()
+        assert result["accuracy"][0] > 60

@@ -262,3 +262,15 @@ def test_each_epoch_sets_its_own_learning_rate_and_noise():
         optimizer.start_epoch(lr, epoch, batch_size=64)
         assert optimizer.lr.item() == pytest.approx(lr)
         assert optimizer.noise.item() == pytest.approx(0.3 / (1 + epoch) ** 0.55 / 64)
+
+
+def test_every_parameter_starts_at_a_multiple_of_64_bytes() -> None:
+    # Compiled kernels read several values at once; a misaligned parameter is an error on a GPU.
+    features = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Linear(7, 5))
+    network = IncrementalNetwork(features, 5, torch.zeros(3, 2, 2), 255.0)
+    network.add_head(3, torch.Generator().manual_seed(0))
+    before = {name: part.detach().clone() for name, part in network.named_parameters()}
+    optimizer = SGD(network, Optimizer(), torch.Generator())
+    for name, part in network.named_parameters():
+        assert torch.equal(part, before[name])
+        assert (part.data_ptr() - optimizer.values.data_ptr()) % 64 == 0, name

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from treering.network import IncrementalNetwork
 from treering.recipe import Optimizer
+
+ALIGNMENT = 16
+"""Each parameter starts at a multiple of this many elements: compiled kernels rely on multiples of 16 bytes."""
 
 
 def noise_deviation(settings: Optimizer, epoch: int, batch_size: int) -> float:
@@ -33,7 +37,7 @@ class SGD:
         offset = 0
         for part in self.parameters:
             part.data = self.values.as_strided(part.shape, part.stride(), offset)
-            offset += part.numel()
+            offset += part.numel() + _padding(part)
         self.momentum = torch.zeros_like(self.values)
         self.lr = self.values.new_zeros(())
         self.noise = self.values.new_zeros(())
@@ -47,7 +51,7 @@ class SGD:
             rows if part is network.weight else torch.full((part.numel(),), number.get(id(part), 0))
             for part in self.parameters
         ]
-        self.group_of_element = torch.cat(groups).to(self.values.device)
+        self.group_of_element = torch.cat([_padded(group) for group in groups]).to(self.values.device)
 
     def start_epoch(self, lr: float, epoch: int, batch_size: int) -> None:
         """Set the learning rate and the noise of `epoch`, counted from 1 over all stages of a step."""
@@ -69,7 +73,8 @@ class SGD:
 
     def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
         """One element after another as the parameters' memory has them, whatever their memory format."""
-        return torch.cat([part.permute(order).flatten() for part, order in zip(tensors, self.orders, strict=True)])
+        parts = zip(tensors, self.orders, strict=True)
+        return torch.cat([_padded(part.permute(order).flatten()) for part, order in parts])
 
     def _decay_of_element(self) -> Tensor:
         """What multiplies lambda * w: |w|^2 of w's own tensor (each head is a tensor of its own) or, if plain, 1."""
@@ -80,6 +85,15 @@ class SGD:
         rows = self.network.weight.square().sum(1)
         heads = rows.new_zeros(len(rows) + 1).index_add(0, head_of_row, rows)
         return torch.cat([rows.new_zeros(1), *tensors, heads[head_of_row]])[self.group_of_element]
+
+
+def _padding(tensor: Tensor) -> int:
+    return -tensor.numel() % ALIGNMENT
+
+
+def _padded(flat: Tensor) -> Tensor:
+    """`flat` with zeros behind it, so that what follows is aligned."""
+    return F.pad(flat, (0, _padding(flat))) if _padding(flat) else flat
 
 
 def _storage_order(tensor: Tensor) -> list[int]:
