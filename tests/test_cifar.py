@@ -193,7 +193,7 @@ def test_the_datasets_are_found_by_name(folder: Path) -> None:
     [("cifar10", "cifar100"), ("CIFAR100-vehicle", "cifar100-vehicles"), ("digit", "digits")],
 )
 def test_an_unknown_dataset_is_an_error_with_the_nearest_name(tmp_path: Path, name: str, nearest: str) -> None:
-    with pytest.raises(TreeringError, match=rf"{name}.*did you mean {nearest}\?$"):
+    with pytest.raises(TreeringError, match=rf"{name}.*did you mean {nearest}\?; a dataset of your own is a folder"):
         data.load(name, tmp_path)
 
 

@@ -372,10 +372,13 @@ def test_a_ready_recipe_is_the_papers_but_for_what_its_name_says(name: str) -> N
 def test_every_ready_recipe_can_be_run_and_its_result_file_tells_what_its_name_tells(name: str) -> None:
     recipe = Recipe.find(name)
     methods.find(recipe.method)
-    dataset, *rest = re.match(r"(cifar100-vehicles|[a-z0-9]+)-?(.*)", name).groups()  # type: ignore[union-attr]
+    names = r"(cifar100-vehicles|mini-imagenet|stanford-dogs|[a-z0-9]+)-?(.*)"
+    dataset, *rest = re.match(names, name).groups()  # type: ignore[union-attr]
     assert recipe.run.dataset == dataset
     for word in rest[0].split("-"):
-        if word.isdigit():
+        if recipe.method == "gem" and word.isdigit() and int(word) >= 100:
+            assert recipe.memory.size * 100 // 5 == int(word)
+        elif word.isdigit():
             assert recipe.run.classes_per_step == int(word)
         elif word in ("base", "da", "bf"):
             assert method_label(recipe) == f"eeil-{word}"

@@ -132,3 +132,23 @@ def test_networks_of_different_numbers_of_classes_share_compiled_code(images, tm
         fewer = replace(fewer, test_images=images.test_images[part], test_labels=images.test_labels[part])
         result = StreamRun(RECIPE, fewer, tmp_path / str(classes))()
         assert result["accuracy"][0] > 60
+
+
+def test_gem_projects_its_gradients_alike_captured_and_eager(images, tmp_path):
+    recipe = replace(
+        RECIPE,
+        method="gem",
+        training=Schedule(2, 0.02),
+        memory=Budget("per-step", 16, "random"),
+        augmentation=Augmentation("none"),
+        optimizer=Optimizer(batch_size=16, momentum=0.0, weight_decay=0.0, noise_eta=0.0),
+    )
+    fast, fast_result = losses_of(recipe, images, tmp_path / "fast")
+    eager, eager_result = losses_of(replace(recipe, engine="eager"), images, tmp_path / "eager")
+    np.testing.assert_allclose(fast[:6], eager[:6], rtol=0.05)
+    assert fast_result["image_passes"] == eager_result["image_passes"]
+    assert abs(fast_result["task_aware_accuracy"][-1] - eager_result["task_aware_accuracy"][-1]) < 12
+    together = run_many(
+        [StreamRun(replace(recipe, run=replace(recipe.run, seed=seed)), images, tmp_path) for seed in (0, 1)]
+    )
+    assert abs(together[0]["task_aware_accuracy"][-1] - fast_result["task_aware_accuracy"][-1]) < 12

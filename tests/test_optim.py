@@ -88,7 +88,7 @@ def random_gradients(network: IncrementalNetwork, generator: torch.Generator) ->
 
 def apply(optimizer: SGD, network: IncrementalNetwork, gradients: dict[str, Tensor]) -> None:
     names = {id(part): name for name, part in network.named_parameters()}
-    optimizer.step([gradients[names[id(part)]] for part in optimizer.parameters])
+    optimizer.step(optimizer.flat([gradients[names[id(part)]] for part in optimizer.parameters]))
 
 
 def assert_same(network: IncrementalNetwork, oracle: Oracle) -> None:
@@ -189,12 +189,11 @@ def noise_of(settings: Optimizer, epoch: int, batch_size: int, draws: int, seed:
     settings = replace(settings, momentum=0.0, weight_decay=0.0)
     optimizer = SGD(network, settings, seeded(seed))
     optimizer.start_epoch(-1.0, epoch, batch_size)
-    zeros = [torch.zeros_like(part) for part in optimizer.parameters]
     rows = []
     for _ in range(draws):
         for part in optimizer.parameters:
             part.data.zero_()
-        optimizer.step(zeros)
+        optimizer.step(torch.zeros_like(optimizer.values))
         rows.append(torch.cat([part.detach().flatten() for part in optimizer.parameters]))
     return torch.stack(rows)
 

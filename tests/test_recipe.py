@@ -59,7 +59,7 @@ RECIPES = st.builds(
     ),
     run=st.builds(
         Run,
-        dataset=TEXT,
+        dataset=TEXT.filter(lambda name: name and name[0] != "." and not set(name) & set("/\\\0")),
         classes_per_step=st.integers(1, 1000) | st.lists(st.integers(1, 1000), min_size=1, max_size=5).map(tuple),
         order=NATURAL,
         seed=st.integers(0, 2**63 - 1),
@@ -358,7 +358,7 @@ def test_a_wrong_setting_in_a_file_is_an_error_that_names_file_and_setting(tmp_p
 @pytest.mark.parametrize(
     ("make", "fragment"),
     [
-        (lambda: Budget("per_class", 20), "kind must be one of 'total', 'per-class', not 'per_class'"),
+        (lambda: Budget("per_class", 20), "kind must be one of 'total', 'per-class', 'per-step', not 'per_class'"),
         (lambda: Budget(selection="herd"), "selection must be one of"),
         (lambda: Optimizer(decay="l2"), "decay must be one of"),
         (lambda: Augmentation(kind="twelve-fold"), "kind must be one of"),

@@ -64,6 +64,11 @@ def copies(settings: Augmentation) -> int:
     return {"twelvefold": 12, "twofold": 2, "crop-mirror": 1, "none": 1}[settings.kind]
 
 
+def drawn_each_epoch(settings: Augmentation) -> bool:
+    """Whether a stage draws its augmentation anew for each epoch rather than once."""
+    return settings.kind == "crop-mirror"
+
+
 def plain(images: Tensor, settings: Augmentation) -> Tensor:
     """Images as selection and evaluation see them: never augmented, at the size of the network's input."""
     if settings.kind != "twofold" or images.shape[2:] == (settings.crop_size, settings.crop_size):

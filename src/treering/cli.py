@@ -44,21 +44,57 @@ def demo(
         digits_demo.run(console, out, order)
 
 
+Data = Annotated[Path, typer.Option(help="Folder that holds the datasets.")]
+Results = Annotated[Path, typer.Option(help="Folder of the result files.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+AtOnce = Annotated[int, typer.Option(min=1, help="Runs that a GPU trains together.")]
+
+
 @app.command()
 def run(
     recipes: Annotated[list[str], typer.Argument(help="TOML files, or names of ready recipes such as cifar100-10.")],
-    data: Annotated[Path, typer.Option(help="Folder that holds the datasets.")] = Path("data"),
-    results: Annotated[Path, typer.Option(help="Folder for the result files.")] = Path("results"),
-    download: Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")] = False,
+    data: Data = Path("data"),
+    results: Results = Path("results"),
+    download: Download = False,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: run.order=1.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
+    at_once: AtOnce = 8,
 ) -> None:
-    """One method over one dataset's stream for each recipe; on a GPU all of them at once."""
+    """One method over one dataset's stream for each recipe; on a GPU several at once."""
+    _run([Recipe.find(name).changed(change or []) for name in recipes], data, results, download, device, at_once)
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="table-1a, -1b, -2a, -2b, selection, gem, vehicles or dogs.")],
+    orders: Annotated[int | None, typer.Option(min=1, help="Class orders; the paper's number by default.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only some runs: method=icarl, classes_per_step=10.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be run and how long it takes.")] = False,
+    data: Data = Path("data"),
+    results: Results = Path("results"),
+    download: Download = False,
+    device: Device = "auto",
+    at_once: AtOnce = 8,
+) -> None:
+    """Every run of a table of the paper that is not done yet."""
+    from treering.experiments import console as experiments_console
+    from treering.experiments import paper
+
+    found = paper.find(experiment)
+    runs = paper.chosen(list(found.runs(orders)), only or [])
+    console.print(f"{found.title}: {len(runs)} runs", highlight=False, markup=False)
+    if dry_run:
+        experiments_console.show_plan(console, runs, data, results, device)
+    else:
+        _run(runs, data, results, download, device, at_once)
+
+
+def _run(recipes: list[Recipe], data: Path, results: Path, download: bool, device: str, at_once: int) -> None:
     from treering.experiments import console as experiments_console
 
-    chosen = [Recipe.find(name).changed(change or []) for name in recipes]
     with _interruptible("interrupted; the same command goes on from where it was saved last"):
-        errors = experiments_console.run(console, chosen, data, results, download, device)
+        errors = experiments_console.run(console, recipes, data, results, download, device, at_once)
     for error in errors:
         _print_error(error)
     if errors:

@@ -33,7 +33,7 @@ class SGD:
         self.network = network
         self.parameters: list[nn.Parameter] = [part for part in network.parameters() if part.requires_grad]
         self.orders = [_storage_order(part) for part in self.parameters]
-        self.values = self._flat([part.detach() for part in self.parameters])
+        self.values = self.flat([part.detach() for part in self.parameters])
         offset = 0
         for part in self.parameters:
             part.data = self.values.as_strided(part.shape, part.stride(), offset)
@@ -61,9 +61,8 @@ class SGD:
             self.momentum.zero_()
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """One update from the mean gradients of a batch, in the order of `parameters`."""
-        gradient = self._flat(gradients)
+    def step(self, gradient: Tensor) -> None:
+        """One update from the flat mean gradient of a batch, which it overwrites."""
         if self.settings.noise_eta:
             gradient += self.noise * torch.empty_like(gradient).normal_(generator=self.generator)
         if self.settings.weight_decay:
@@ -71,7 +70,7 @@ class SGD:
         self.momentum.mul_(self.settings.momentum).add_(gradient)
         self.values.addcmul_(self.momentum, self.lr, value=-1)
 
-    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
+    def flat(self, tensors: Sequence[Tensor]) -> Tensor:
         """One element after another as the parameters' memory has them, whatever their memory format."""
         parts = zip(tensors, self.orders, strict=True)
         return torch.cat([_padded(part.permute(order).flatten()) for part, order in parts])

@@ -126,8 +126,9 @@ class Optimizer(Settings):
 class Budget(Settings):
     """How many exemplars the memory may hold [3.1] and which it picks."""
 
-    kind: Literal["total", "per-class"] = "total"
-    """total: `size` exemplars in all, shared by the classes; per-class: `size` for each class, so the memory grows."""
+    kind: Literal["total", "per-class", "per-step"] = "total"
+    """total: `size` exemplars in all, shared by the classes; per-class: `size` for each class, so the memory grows;
+    per-step: `size` for each step, as GEM keeps them."""
     size: int = 2000
     """K [5]: 2000 for CIFAR-100, 20000 for ImageNet."""
     selection: Literal["herding", "random", "histogram"] = "herding"
@@ -138,6 +139,8 @@ class Budget(Settings):
 
     def quota(self, classes: int) -> int:
         """Exemplars per class with `classes` classes in memory: n = floor(K / c) [3.1], never more than K in all."""
+        if self.kind == "per-step":
+            raise TreeringError("only GEM keeps exemplars per step: set memory.kind to total or per-class")
         if self.kind == "per-class":
             return self.size
         if self.size < classes:
@@ -176,17 +179,22 @@ class Run(Settings):
     """The stream that `treering run` learns; a `Learner` has no use for it."""
 
     dataset: str = "cifar100"
-    """A name in `treering.data.DATASETS`."""
+    """A name in `treering.data.DATASETS`, or that of a folder of images in the data folder."""
     classes_per_step: int | tuple[int, ...] = 10
     """One number for steps of one size, or the size of each step."""
     order: int = 0
     """Class order i is drawn with seed 1993 + i; 0 is the one most of the literature uses."""
     seed: int = 0
     """Of weights, augmentation, batches and noise."""
+    image_size: int = 256
+    """Side of the squares that the images of a folder are held as [7]; datasets of one size have no use for it."""
 
     def _check_ranges(self) -> None:
         sizes = (self.classes_per_step,) if isinstance(self.classes_per_step, int) else self.classes_per_step
         _require(min(sizes, default=0) >= 1, f"classes_per_step must be 1 or more, not {self.classes_per_step}")
+        plain = self.dataset and not self.dataset.startswith(".") and not {"/", "\\", "\0"} & set(self.dataset)
+        _require(bool(plain), f"dataset must be the name of a folder in the data folder, not {self.dataset!r}")
+        _require(self.image_size >= 1, f"image_size must be 1 or more, not {self.image_size}")
         _require(0 <= self.order < 10**9, f"order must be from 0 to 999999999, not {self.order}")
         _require(0 <= self.seed < 2**63, f"seed must be from 0 to 2^63 - 1, not {self.seed}")
 
@@ -201,6 +209,8 @@ class Recipe(Settings):
     """The feature extractor: a name in `treering.backbones.BACKBONES`, or "custom" for a module given in Python."""
     temperature: float = 2.0
     """T of the distillation loss [3.2]."""
+    outputs: int = 100
+    """iCaRL, LwF.MC: outputs that the loss is averaged over, those of classes to come included: all of the stream's."""
     pixel_scale: float = 255.0
     """Pixels are divided by this before the mean image is subtracted: 255 for CIFAR-100, 1 for ImageNet [5]."""
     engine: Literal["fast", "eager"] = "fast"
@@ -216,6 +226,7 @@ class Recipe(Settings):
 
     def _check_ranges(self) -> None:
         _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
+        _require(self.outputs >= 1, f"outputs must be 1 or more, not {self.outputs}")
         _require(self.pixel_scale > 0, f"pixel_scale must be above 0, not {self.pixel_scale}")
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ tensors have room for every later stage, so that stages and steps differ only in
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 import math
@@ -26,8 +27,14 @@ logger = logging.getLogger(__name__)
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(logits, labels, soft targets, head of each class) of a batch -> its loss."""
 
+Constraint = Callable[["BatchUpdate"], None]
+"""Changes the `gradient` of an update in place."""
+
 WARM_UP_UPDATES = 3
 """Eager updates before a capture: they compile, pick algorithms and allocate. Their effect is undone."""
+
+QUEUED_UPDATES = 16
+"""A run queues at most three times as many: a full queue would hold up the other runs of the process."""
 
 _capturing = threading.Lock()
 """Compilation and capture are for one thread at a time; other runs of the process go on replaying theirs."""
@@ -43,6 +50,15 @@ class TrainingSet:
     """N columns."""
     targets: Tensor
     """N x columns: soft targets of the distilled heads, zeros elsewhere."""
+
+    @classmethod
+    def empty(cls, images: int, image_shape: Sequence[int], columns: int, device: torch.device) -> TrainingSet:
+        """Room for so many images, to be filled by `take`."""
+        return cls(
+            torch.zeros(images, *image_shape, dtype=torch.uint8, device=device),
+            torch.zeros(images, dtype=torch.long, device=device),
+            torch.zeros(images, columns, device=device),
+        )
 
     def fits_into(self, other: TrainingSet) -> bool:
         """Whether `other` has room for this: as many images or more, all else of the same shape."""
@@ -122,6 +138,11 @@ class Trainer:
         """Called when the training set of a `fit` is ready and its first epoch is to begin."""
         self.on_epoch: Callable[[EpochReport], None] = lambda report: None
         self.captures = captured
+        self.compiles = captured
+        self.constrain: Constraint | None = None
+        """Changes the gradient of each batch before it is applied; a method's own affair, so never captured."""
+        self.extra_passes = 0
+        """Images that `constrain` passes through the network for each batch."""
         self._captured: CapturedUpdate | None = None
         self.start_step(None)
 
@@ -131,18 +152,14 @@ class Trainer:
         self._fits = 0
         self._previous: FitState | None = None
 
-    def prepare(self, images: int, image_shape: Sequence[int]) -> None:
+    def prepare(self, images: int, image_shape: Sequence[int]) -> CapturedUpdate | None:
         """On a GPU, capture an update with room for `images`: what later stages fit into need not be captured again."""
         if self.captures and self._captured is None:
-            device, columns = self.generator.device, self.network.columns
-            room = TrainingSet(
-                torch.zeros(images, *image_shape, dtype=torch.uint8, device=device),
-                torch.zeros(images, dtype=torch.long, device=device),
-                torch.zeros(images, columns, device=device),
-            )
+            room = TrainingSet.empty(images, image_shape, self.network.columns, self.generator.device)
             self.network.train()
             self.batch_update(room, batch_plan(images, self.settings)[0])
             self.network.eval()
+        return self._captured
 
     def fit(
         self,
@@ -188,7 +205,7 @@ class Trainer:
                 if not math.isfinite(mean_loss):
                     raise TreeringError("training diverged (the loss is not finite): lower the learning rate")
                 state = functools.partial(self._in_flight, number, epoch + 1, update)
-                passes = batches * batch_size
+                passes = batches * (batch_size + self.extra_passes)
                 losses = update.losses[:batches]
                 self.on_epoch(EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state))
             self._previous = self._state(number, schedule.epochs, update)
@@ -202,11 +219,18 @@ class Trainer:
             self._captured.optimizer.momentum.zero_()
             return self._captured
         self._captured = None  # frees an old graph's memory first
-        optimizer = SGD(self.network, self.settings, self.generator)
+        update = self.new_update(SGD(self.network, self.settings, self.generator), training_set, batch_size)
+        if isinstance(update, CapturedUpdate):
+            self._captured = update
+        return update
+
+    def new_update(self, optimizer: SGD, training_set: TrainingSet, batch_size: int) -> BatchUpdate:
+        """An update over `training_set`, captured where this trainer does."""
         if not self.captures:
-            return BatchUpdate(self.network, optimizer, self.loss, training_set, batch_size)
-        self._captured = CapturedUpdate(self.network, optimizer, self.loss, training_set, batch_size)
-        return self._captured
+            return BatchUpdate(self.network, optimizer, self.loss, training_set, batch_size, self.constrain)
+        return CapturedUpdate(
+            self.network, optimizer, self.loss, training_set, batch_size, self.constrain, self.compiles
+        )
 
     def _in_flight(self, number: int, epoch: int, update: BatchUpdate) -> InFlight:
         return InFlight(self._state(number, epoch, update), self._previous)
@@ -224,15 +248,24 @@ class BatchUpdate:
     """Gather a batch, forward, backward, update. It keeps its own place in the epoch, so a call takes no arguments."""
 
     def __init__(
-        self, network: IncrementalNetwork, optimizer: SGD, loss: Loss, training_set: TrainingSet, batch_size: int
+        self,
+        network: IncrementalNetwork,
+        optimizer: SGD,
+        loss: Loss,
+        training_set: TrainingSet,
+        batch_size: int,
+        constrain: Constraint | None = None,
     ) -> None:
         self.network, self.optimizer, self.loss, self.training_set = network, optimizer, loss, training_set
+        self.constrain = constrain
         self.extract: Callable[[Tensor], Tensor] = network.extract
         device, room = training_set.images.device, len(training_set.images)
         self.batch = torch.arange(batch_size, device=device)
         self.batch_number = torch.zeros(1, dtype=torch.long, device=device)
         self.order = torch.zeros(room + batch_size, dtype=torch.long, device=device)
         self.losses = torch.zeros(room // batch_size + 1, device=device)
+        self.gradient = torch.zeros_like(optimizer.values)
+        """Of the last batch, flat; only kept for a constraint."""
 
     def start_epoch(self, order: Tensor) -> None:
         """Take the images in this `order`, a whole number of batches."""
@@ -241,12 +274,23 @@ class BatchUpdate:
 
     def __call__(self) -> None:
         """Train on the next batch."""
+        self.run_batch()
+        if self.constrain:
+            self.constrain(self)
+            self.optimizer.step(self.gradient)
+
+    def run_batch(self) -> None:
+        """The part that can be captured: all of the update or, where the gradient is constrained, up to that."""
         chosen = self.order[self.batch_number * len(self.batch) + self.batch]
         data, network = self.training_set, self.network
         logits = network.logits(self.extract(data.images[chosen]))
         loss = self.loss(logits, data.labels[chosen], data.targets[chosen], network.head_of_class)
         gradients = torch.autograd.grad(loss, self.optimizer.parameters, allow_unused=True, materialize_grads=True)
-        self.optimizer.step(gradients)
+        gradient = self.optimizer.flat(gradients)
+        if self.constrain:
+            self.gradient.copy_(gradient)
+        else:
+            self.optimizer.step(gradient)
         self.losses.index_copy_(0, self.batch_number, loss.detach().to(self.losses.dtype)[None])
         self.batch_number += 1
 
@@ -255,28 +299,44 @@ class CapturedUpdate(BatchUpdate):
     """The same, its feature extractor compiled, in a CUDA graph: a call replays it without any work in Python."""
 
     def __init__(
-        self, network: IncrementalNetwork, optimizer: SGD, loss: Loss, training_set: TrainingSet, batch_size: int
+        self,
+        network: IncrementalNetwork,
+        optimizer: SGD,
+        loss: Loss,
+        training_set: TrainingSet,
+        batch_size: int,
+        constrain: Constraint | None,
+        compiles: bool,
     ) -> None:
-        super().__init__(network, optimizer, loss, training_set, batch_size)
+        super().__init__(network, optimizer, loss, training_set, batch_size, constrain)
         self.graph = torch.cuda.CUDAGraph()
         # A stream of its own: library workspaces belong to a stream, and two graphs that share one deadlock.
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream(priority=torch.cuda.current_stream().priority)
+        self._replays = 0
+        self._queued: collections.deque[torch.cuda.Event] = collections.deque()
         generator = optimizer.generator
         statistics, values, random_state = network.tensors(), optimizer.values.clone(), generator.get_state()
         with _capturing:
-            self._warm_up()
+            self._warm_up(compiles)
             if hasattr(self.graph, "register_generator_state"):  # newer versions of torch find it by themselves
                 self.graph.register_generator_state(generator)
             with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
-                super().__call__()
+                super().run_batch()
         network.load_tensors(network.head_sizes, statistics)
         optimizer.values.copy_(values)  # spare columns too
         generator.set_state(random_state)
         optimizer.momentum.zero_()
 
-    def __call__(self) -> None:
-        """Train on the next batch."""
+    def run_batch(self) -> None:
+        """Replay what was captured."""
         self.graph.replay()
+        self._replays += 1
+        if self._replays % QUEUED_UPDATES == 0:
+            done = torch.cuda.Event(blocking=True)
+            done.record()
+            self._queued.append(done)
+            if len(self._queued) > 2:
+                self._queued.popleft().synchronize()
 
     def serves(self, training_set: TrainingSet, batch_size: int) -> bool:
         """Whether the graph can train on this: its parameters are still the network's, and all fits its tensors."""
@@ -286,17 +346,18 @@ class CapturedUpdate(BatchUpdate):
             and training_set.fits_into(self.training_set)
         )
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, compiles: bool) -> None:
         side = self.stream
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self.extract = torch.compile(self.network.extract, dynamic=False)
-            try:
-                super().__call__()
-            except torch._dynamo.exc.TorchDynamoException as error:
-                logger.warning("the feature extractor cannot be compiled and runs slower: %s", error)
-                self.extract = self.network.extract
+            if compiles:
+                self.extract = torch.compile(self.network.extract, dynamic=False)
+                try:
+                    super().run_batch()
+                except torch._dynamo.exc.TorchDynamoException as error:
+                    logger.warning("the feature extractor cannot be compiled and runs slower: %s", error)
+                    self.extract = self.network.extract
             for _ in range(WARM_UP_UPDATES):
                 self.batch_number.zero_()
-                super().__call__()
+                super().run_batch()
         torch.cuda.current_stream().wait_stream(side)

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from treering.data import cifar, digits
+from treering.data import cifar, digits, folder
 from treering.data.stream import Dataset
-from treering.errors import look_up
+from treering.errors import TreeringError, nearest
 
 DATASETS: dict[str, Callable[[Path, bool], Dataset]] = {
-    "digits": lambda folder, download: digits.load(),
+    "digits": lambda data, download: digits.load(),
     "cifar100": cifar.load,
     "cifar100-vehicles": cifar.load_vehicles,
 }
-"""Name -> function of (data folder, may download)."""
+"""Name -> function of (data folder, may download). Any other name is that of a folder of images."""
 
 
-def load(name: str, folder: Path, download: bool = False) -> Dataset:
-    """The dataset of this name, from `folder` where it is not part of a package."""
-    return look_up(DATASETS, name, "dataset")(folder, download)
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a dataset of the paper without having it."""
+
+    classes: int
+    images_per_class: int
+    """For training, about."""
+    side: int
+    """Of the network's input, in pixels."""
+
+
+PAPER: dict[str, Facts] = {
+    "cifar100": Facts(100, 500, 32),
+    "cifar100-vehicles": Facts(10, 500, 32),
+    "imagenet100": Facts(100, 1281, 224),
+    "imagenet1000": Facts(1000, 1281, 224),
+    "stanford-dogs": Facts(120, 100, 224),
+}
+"""The datasets of the paper."""
+
+
+def load(name: str, data: Path, download: bool = False, image_size: int = 256) -> Dataset:
+    """The dataset of this name, from the folder `data` where it is not part of a package."""
+    if name in DATASETS:
+        return DATASETS[name](data, download)
+    if (data / name).is_dir():
+        return folder.load(data / name, image_size)
+    raise TreeringError(
+        f"no dataset {name}; {nearest(name, DATASETS)}; a dataset of your own is a folder {data / name} with "
+        "train/<class>/<image> and val/<class>/<image>"
+    )

@@ -1,53 +1,85 @@
-"""What `treering run` shows: a progress bar per run, then a table of results."""
+"""What `treering run` and `treering reproduce` show: what is planned, a progress bar per run, a table of results."""
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from treering import data, methods
-from treering.data.stream import ResidentImages
+from treering import backbones, data, methods
+from treering.data.stream import ResidentImages, split_steps
 from treering.errors import TreeringError
 from treering.experiments.runner import RunProgress, StreamRun, run_many, run_name
 from treering.recipe import Recipe
+from treering.trainer import TrainingSet
+
+WAVE = 24
+"""Runs that are captured before any of them trains: bounds the memory of the device."""
+TIMED_UPDATES = 3
 
 
 def run(
-    console: Console, recipes: Sequence[Recipe], folder: Path, results: Path, download: bool, device: str
+    console: Console,
+    recipes: Sequence[Recipe],
+    folder: Path,
+    results: Path,
+    download: bool = False,
+    device: str = "auto",
+    at_once: int = 8,
 ) -> list[str]:
-    """Run every recipe and show the results; returns a line for each run that failed."""
+    """Run every recipe, on a GPU `at_once` together, and show the results; returns a line for each run that failed."""
     names = [run_name(recipe) for recipe in recipes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise TreeringError(f"two of the recipes have the same result file, {twice}.json: run them one after the other")
     place = methods.find_device(device)
-    resident = {
-        name: ResidentImages.of(data.load(name, folder, download), place)
-        for name in sorted({recipe.run.dataset for recipe in recipes})
-    }
-    runs = [StreamRun(recipe, resident[recipe.run.dataset], results) for recipe in recipes]
+    outcomes: dict[str, dict | Exception] = {}
+
+    @functools.cache
+    def resident(dataset: str, image_size: int) -> ResidentImages | TreeringError:
+        try:
+            return ResidentImages.of(data.load(dataset, folder, download, image_size), place)
+        except TreeringError as error:
+            return error
+
+    def prepared(recipe: Recipe) -> StreamRun | None:
+        images = resident(recipe.run.dataset, recipe.run.image_size)
+        try:
+            if isinstance(images, TreeringError):
+                raise images
+            return StreamRun(recipe, images, results)
+        except TreeringError as error:
+            outcomes[run_name(recipe)] = error
+            return None
+
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        for name, one in zip(names, runs, strict=True):
-            bar = bars.add_task(name, total=one.image_passes_planned, now="")
+        for start in range(0, len(recipes), WAVE):
+            runs = {run_name(recipe): prepared(recipe) for recipe in recipes[start : start + WAVE]}
+            ready = {name: one for name, one in runs.items() if one is not None}
+            for name, one in ready.items():
+                bar = bars.add_task(name, total=one.image_passes_planned, now="")
 
-            def show(now: RunProgress, bar: TaskID = bar) -> None:
-                where = f"step {now.step}/{now.steps} {now.stage} epoch {now.epoch}/{now.epochs}"
-                rate = f"{now.image_passes / now.seconds:,.0f} images/s"
-                bars.update(bar, completed=now.image_passes, now=f"{where} {rate}")
+                def show(now: RunProgress, bar: TaskID = bar) -> None:
+                    where = f"step {now.step}/{now.steps} {now.stage} epoch {now.epoch}/{now.epochs}"
+                    rate = f"{now.image_passes / now.seconds:,.0f} images/s"
+                    bars.update(bar, completed=now.image_passes, now=f"{where} {rate}")
 
-            one.watch = show
-        outcomes = run_many(runs)
+                one.watch = show
+            outcomes |= zip(ready, run_many(list(ready.values()), at_once), strict=True)
 
     table = Table()
     for column in ("run", "average without first", "average", "last step", "images/s", "minutes"):
         table.add_column(column, justify="left" if column == "run" else "right", overflow="fold")
     errors = []
-    for name, outcome in zip(names, outcomes, strict=True):
+    for name in names:
+        outcome = outcomes[name]
         if isinstance(outcome, Exception):
             errors.append(f"{name}: {outcome}")
             continue
@@ -58,7 +90,81 @@ def run(
     if table.row_count:
         console.print(table)
         console.print(f"Results are in {results.resolve()}", soft_wrap=True, highlight=False)
-    unexpected = [error for error in outcomes if isinstance(error, Exception) and not isinstance(error, TreeringError)]
-    if unexpected:
-        raise unexpected[0]
+    for outcome in outcomes.values():
+        if isinstance(outcome, Exception) and not isinstance(outcome, TreeringError):
+            raise outcome
     return errors
+
+
+def show_plan(console: Console, recipes: Sequence[Recipe], folder: Path, results: Path, device: str) -> None:
+    """What `run` would do with these recipes: image passes and time of each, and what is done or lacks its data."""
+    place = methods.find_device(device)
+    table = Table()
+    for column in ("run", "image passes", "time", "state"):
+        table.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
+    rates: dict[tuple, float] = {}
+    missing: dict[str, None] = {}
+    passes_left, seconds_left = 0, 0.0
+    for recipe in recipes:
+        facts = data.PAPER[recipe.run.dataset]
+        steps = split_steps(range(facts.classes), recipe.run.classes_per_step)
+        plan = methods.find(recipe.method).plan(recipe, [[facts.images_per_class] * len(step) for step in steps])
+        passes = sum(stage.image_passes for step in plan for stage in step)
+        network = (recipe.backbone, facts.side, recipe.optimizer.batch_size, recipe.engine)
+        if network not in rates:
+            rates[network] = images_per_second(recipe, facts.side, place)
+        seconds = passes / rates[network]
+        if (results / f"{run_name(recipe)}.json").exists():
+            state = "done"
+        else:
+            passes_left, seconds_left = passes_left + passes, seconds_left + seconds
+            state = "unfinished" if (results / ".unfinished" / f"{run_name(recipe)}.safetensors").exists() else "to do"
+            missing |= dict.fromkeys(_missing_data(recipe, folder))
+        table.add_row(run_name(recipe), f"{passes:,}", _time(seconds), state)
+    console.print(table)
+    where = torch.cuda.get_device_name(place) if place.type == "cuda" else "CPU"
+    console.print(
+        f"To do: {passes_left:,} image passes, about {_time(seconds_left)} on this {where}, one run after the other "
+        "(measured just now on a few batches; several runs at once on a GPU take less).",
+        highlight=False,
+    )
+    for line in missing:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def images_per_second(recipe: Recipe, side: int, device: torch.device) -> float:
+    """How fast this machine trains the recipe's network, from a few batches of blank images."""
+    shape = (3, side, side)
+    features = backbones.build(recipe.backbone, 3, 0)
+    method = methods.create(Recipe(engine=recipe.engine), features, torch.zeros(shape), 0, device)
+    method.network.add_head(10, method.generator)
+    method.trainer.compiles = False  # a minute's work, for a quarter more speed
+    batch_size = recipe.optimizer.batch_size if device.type == "cuda" else min(recipe.optimizer.batch_size, 32)
+    method.network.train()
+    update = method.trainer.batch_update(TrainingSet.empty(batch_size, shape, 10, device), batch_size)
+    update.start_epoch(torch.arange(batch_size, device=device))
+    update()
+    float(update.losses[0])  # waits
+    start = time.perf_counter()
+    for _ in range(TIMED_UPDATES):
+        update.batch_number.zero_()
+        update()
+    float(update.losses[0])
+    return TIMED_UPDATES * batch_size / (time.perf_counter() - start)
+
+
+def _missing_data(recipe: Recipe, folder: Path) -> list[str]:
+    """What to say of the recipe's dataset if it is not there."""
+    cifar = recipe.run.dataset.startswith("cifar100")
+    place = folder / ("cifar-100-python" if cifar else recipe.run.dataset)
+    if place.is_dir():
+        return []
+    how = "--download fetches it" if cifar else f"put images in {place}/train/<class>/ and {place}/val/<class>/"
+    return [f"{recipe.run.dataset} needs {place}, which is not there: {how}"]
+
+
+def _time(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{seconds / 3600:,.1f} h"

@@ -114,7 +114,7 @@ class StreamRun:
         """Compile and capture once for the whole run, where the device does and the run is not finished yet."""
         if not self.result_file.exists():
             self._clock = time.perf_counter()
-            self.method.trainer.prepare(self._largest_stage, self.method.network.mean_image.shape)
+            self.method.prepare(self._largest_stage)
             self._tick("set-up")
 
     def __call__(self) -> dict[str, Any]:
@@ -159,12 +159,12 @@ class StreamRun:
         if not self.result_file.exists():
             return None
         try:
-            recipe = json.loads(self.result_file.read_bytes())["recipe"]
-        except (ValueError, KeyError, TypeError):
+            result: dict[str, Any] = json.loads(self.result_file.read_bytes())
+            recipe = Recipe.from_dict(result["recipe"])  # settings newer than the result have their defaults
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise TreeringError(f"{self.result_file} is not a result: remove it, or choose another folder") from None
-        if recipe != self.recipe.to_dict():
+        if recipe != self.recipe:
             raise TreeringError(f"{self.result_file} holds a run with other settings: choose another results folder")
-        result: dict[str, Any] = json.loads(self.result_file.read_bytes())
         return result
 
     def _tick(self, what: str) -> None:
@@ -278,7 +278,7 @@ class StreamRun:
             with safetensors.safe_open(self.state_file, "pt") as file:
                 facts = json.loads(file.metadata()["facts"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
-            if facts.pop("recipe") != self.recipe.to_dict():
+            if Recipe.from_dict(facts.pop("recipe")) != self.recipe:
                 raise ValueError("it is of a run with other settings")
             head_sizes, fits = facts.pop("head_sizes"), facts.pop("fits")
             states = {}
@@ -301,13 +301,12 @@ class StreamRun:
         return InFlight(states["current"], states.get("previous")) if states else None
 
 
-def run_many(runs: Sequence[StreamRun]) -> list[dict[str, Any] | Exception]:
-    """Run all to the end, on a GPU all at once with a stream each; an error ends its own run only.
+def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any] | Exception]:
+    """Run all to the end, on a GPU up to `at_once` together with a stream each; an error ends its own run only.
 
     Ctrl-C lets runs that train at once end their epoch and save their state first.
     """
     outcomes: list[dict[str, Any] | Exception] = [TreeringError("the run was interrupted") for _ in runs]
-    at_once = all(run.method.generator.device.type == "cuda" for run in runs)
 
     def guarded(index: int, action: Callable[[], dict[str, Any] | None]) -> bool:
         try:
@@ -320,19 +319,24 @@ def run_many(runs: Sequence[StreamRun]) -> list[dict[str, Any] | Exception]:
                 raise
         return True
 
-    if not at_once:
+    if not all(run.method.generator.device.type == "cuda" for run in runs):
         for index, run in enumerate(runs):
             guarded(index, run)
         return outcomes
 
-    def work(index: int, stream: torch.cuda.Stream) -> None:
-        with torch.cuda.stream(stream):
-            guarded(index, runs[index])
+    slots = threading.Semaphore(at_once)
 
+    def work(index: int, stream: torch.cuda.Stream) -> None:
+        with slots, torch.cuda.stream(stream):
+            if not runs[index].stopping:
+                guarded(index, runs[index])
+
+    longest = max(runs, key=lambda run: run.image_passes_planned, default=None)
     threads = []
     for index, run in enumerate(runs):
-        run.runs_at_once = len(runs)
-        stream = torch.cuda.Stream()
+        run.runs_at_once = min(len(runs), at_once)
+        # The longest run goes first on the device, so that it is not left to run alone when the others have ended.
+        stream = torch.cuda.Stream(priority=-1 if run is longest else 0)
         stream.wait_stream(torch.cuda.current_stream())  # the resident images and the weights came on that one
         with torch.cuda.stream(stream):
             # One after the other and before any run trains: captures and training do not mix.

@@ -12,6 +12,7 @@ from treering.errors import TreeringError, look_up
 from treering.methods.base import Method
 from treering.methods.eeil import EEIL
 from treering.methods.finetune import FineTuning
+from treering.methods.gem import GEM
 from treering.methods.icarl import ICaRL
 from treering.methods.joint import Joint
 from treering.methods.lwf import LwFMC
@@ -22,11 +23,12 @@ METHODS: dict[str, type[Method]] = {
     "eeil": EEIL,
     "icarl": ICaRL,
     "lwf-mc": LwFMC,
+    "gem": GEM,
     "finetune": FineTuning,
     "joint": Joint,
 }
 
-__all__ = ["EEIL", "METHODS", "FineTuning", "ICaRL", "Joint", "LwFMC", "Method", "create", "find", "find_device"]
+__all__ = ["EEIL", "GEM", "METHODS", "FineTuning", "ICaRL", "Joint", "LwFMC", "Method", "create", "find", "find_device"]
 
 
 def find(name: str) -> type[Method]:

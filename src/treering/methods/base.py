@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,6 +81,10 @@ class Method(ABC):
         """The method's name in results."""
         return recipe.method
 
+    def prepare(self, images: int) -> None:
+        """Compile and capture once, with room for stages of so many training images, where the device does."""
+        self.trainer.prepare(images, self.network.mean_image.shape)
+
     @abstractmethod
     def learn_step(self, step: Step) -> None:
         """Learn the classes of `step` without losing the earlier ones."""
@@ -99,13 +105,26 @@ class Method(ABC):
         images, labels = self.memory.contents()
         return torch.cat([step.images, images]), torch.cat([step.labels, labels])
 
-    def training_set(self, images: Tensor, labels: Tensor, distilled_classes: int = 0) -> TrainingSet:
-        """Augment, then label: the network as it is gives soft targets for the first `distilled_classes` columns."""
+    def training_set(
+        self, images: Tensor, labels: Tensor, distilled_classes: int = 0
+    ) -> TrainingSet | Callable[[], TrainingSet]:
+        """Augment, then label: the network as it is now gives soft targets for the first `distilled_classes` columns.
+
+        Where the recipe's augmentation is drawn anew for each epoch, a function that does so.
+        """
+        if not augment.drawn_each_epoch(self.recipe.augmentation):
+            return self._augmented_set(images, labels, self.network, distilled_classes)
+        teacher = copy.deepcopy(self.network) if distilled_classes else self.network
+        return functools.partial(self._augmented_set, images, labels, teacher, distilled_classes)
+
+    def _augmented_set(
+        self, images: Tensor, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
+    ) -> TrainingSet:
         augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
         targets = torch.zeros(len(augmented), self.network.columns, device=augmented.device)
         if distilled_classes:
-            heads = self.network.head_of_class[: self.network.classes]
-            soft = losses.soft_targets(self.network.predict_logits(augmented), heads, self.recipe.temperature)
+            heads = teacher.head_of_class[: teacher.classes]
+            soft = losses.soft_targets(teacher.predict_logits(augmented), heads, self.recipe.temperature)
             targets[:, :distilled_classes] = soft[:, :distilled_classes]
         return TrainingSet(augmented, labels.repeat(augment.copies(self.recipe.augmentation)), targets)
 

@@ -37,7 +37,7 @@ class EEIL(Method):
         training_set = self.training_set(images, labels, distilled_classes=old_classes)
 
         # Stage 2: all weights learn, with the cross-distilled loss (equation 1).
-        logger.info("training on %d images, %d with augmentation", len(images), len(training_set.images))
+        logger.info("training on %d images", len(images))
         self.trainer.fit("training", training_set, recipe.training)
         del training_set
 

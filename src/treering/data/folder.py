@@ -1,0 +1,85 @@
+"""Any dataset in ImageNet's layout: DATA/<name>/train/<class>/<image> and DATA/<name>/val/<class>/<image>.
+
+Without these two, DATA/<name>/<class>/<image>: then one image in five of each class is for testing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from treering import images
+from treering.data.stream import Dataset
+from treering.errors import TreeringError
+
+logger = logging.getLogger(__name__)
+
+TEST_FOLDERS = ("val", "test", "validation")
+TEST_SHARE = 5
+"""One image in five of each class is for testing where the dataset has no test images of its own."""
+SPLIT_SEED = 0
+
+
+def load(folder: Path, size: int) -> Dataset:
+    """Every image as a square of `size` pixels; the classes in the order of their names."""
+    test_folder = next((folder / name for name in TEST_FOLDERS if (folder / name).is_dir()), None)
+    if (folder / "train").is_dir() and test_folder:
+        train, test = images.scan(folder / "train").classes, images.scan(test_folder).classes
+    elif (folder / "train").is_dir():
+        raise TreeringError(f"{folder} has a folder train but none called val or test: add one, laid out like train")
+    else:
+        train, test = _split(images.scan(folder).classes)
+    missing = next((name for name in train if not test.get(name)), None)
+    if missing is not None:
+        raise TreeringError(f"class {missing} of {folder} has no test images: add some, or remove the class")
+    names = tuple(train)
+    _require_memory(folder, sum(len(part[name]) for part in (train, test) for name in names), size)
+    return Dataset(folder.name, *_read(train, names, size), *_read(test, names, size), names)
+
+
+def _split(classes: dict[str, list[Path]]) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
+    """Training and test files of each class."""
+    random = np.random.RandomState(SPLIT_SEED)
+    train, test = {}, {}
+    for name, files in classes.items():
+        chosen = set(random.permutation(len(files))[: -(-len(files) // TEST_SHARE)].tolist())
+        train[name] = [file for index, file in enumerate(files) if index not in chosen]
+        test[name] = [file for index, file in enumerate(files) if index in chosen]
+    return train, test
+
+
+def _read(classes: dict[str, list[Path]], names: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels and labels of every file that can be read; each class must have one."""
+    files = [file for name in names for file in classes[name]]
+    labels = np.repeat(np.arange(len(names)), [len(classes[name]) for name in names])
+    pixels = np.empty((len(files), size, size, 3), np.uint8)
+
+    def decode(index: int) -> bool:
+        try:
+            pixels[index] = images.read(files[index], size)
+        except images.UnreadableError as error:
+            logger.warning("%s is left out: %s", files[index], error)
+            return False
+        return True
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding does not hold the interpreter's lock
+        readable = np.fromiter(pool.map(decode, range(len(files))), bool, len(files))
+    empty = next((name for label, name in enumerate(names) if not readable[labels == label].any()), None)
+    if empty is not None:
+        raise TreeringError(f"no image of class {empty} in {classes[empty][0].parent} can be read")
+    return (pixels, labels) if readable.all() else (pixels[readable], labels[readable])
+
+
+def _require_memory(folder: Path, count: int, size: int) -> None:
+    """Raise if the images, which are all held in memory, take more than the machine has."""
+    needed = count * size * size * 3
+    if hasattr(os, "sysconf") and needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise TreeringError(
+            f"the {count:,} images of {folder} take {needed / 1e9:.0f} GB of memory at {size} x {size} pixels, "
+            "more than this machine has: set run.image_size lower"
+        )

@@ -1,0 +1,140 @@
+"""Image files to pixels: whatever people have in their folders, as uint8 squares of one size, or a reason why not.
+
+A folder of images has one folder per class: FOLDER/<class>/<image>, with more folders within a class if you like.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from treering.errors import TreeringError
+
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF")
+"""MPO is how some phones write JPEG."""
+CLUTTER = ("Thumbs.db", "desktop.ini")
+"""Files that systems leave in folders; they and hidden files go without saying."""
+BACKGROUND = (255, 255, 255)
+"""What shows through where an image is transparent."""
+
+# Photos of 90 to 180 megapixels are fine; beyond that Pillow refuses to decode.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+class UnreadableError(Exception):
+    """An image file that cannot be used; the message says why."""
+
+
+def read(path: Path, size: int) -> np.ndarray:
+    """The image as `size` x `size` x 3, uint8: upright, on white where transparent, of a GIF the first frame."""
+    try:
+        if path.stat().st_size == 0:
+            raise UnreadableError("empty file")
+        with Image.open(path, formats=FORMATS) as image:
+            image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
+            return np.asarray(_square(_opaque(_upright(image)), size))
+    except UnreadableError:
+        raise
+    except UnidentifiedImageError:
+        raise UnreadableError("not a JPEG, PNG, WebP, BMP or GIF image") from None
+    except Image.DecompressionBombError:
+        raise UnreadableError("too large to decode") from None
+    except OSError as error:
+        raise UnreadableError(error.strerror or str(error)) from None
+    except Exception as error:  # whatever a decoder makes of damaged bytes
+        raise UnreadableError(f"damaged image ({error or type(error).__name__})") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as the camera says."""
+    image.load()
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # a damaged EXIF block does not spoil the picture
+        return image
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """In RGB."""
+    if image.mode == "I" or image.mode.startswith("I;16"):  # grey, 16 bits
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        pixels = image.convert("RGBA")
+        flat = Image.new("RGB", pixels.size, BACKGROUND)
+        flat.paste(pixels, mask=pixels.getchannel("A"))
+        return flat
+    return image.convert("RGB")
+
+
+def _square(image: Image.Image, size: int) -> Image.Image:
+    """Squeezed to a square rather than cut, so that nothing of the subject is lost."""
+    return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BILINEAR)
+
+
+@dataclass
+class ImageFolder:
+    """What is in a folder of images, before any is decoded."""
+
+    classes: dict[str, list[Path]] = field(default_factory=dict)
+    """Class -> its files, both sorted by name."""
+    skipped: list[tuple[Path, str]] = field(default_factory=list)
+    """What was left out and why."""
+
+
+def scan(folder: Path) -> ImageFolder:
+    """Every class of the folder and the files that may be its images."""
+    found = ImageFolder()
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        raise TreeringError(f"{folder} does not exist: give a folder with one folder of images per class") from None
+    except NotADirectoryError:
+        raise TreeringError(f"{folder} is a file: give a folder with one folder of images per class") from None
+    except OSError as error:
+        raise TreeringError(f"cannot read {folder}: {error.strerror}") from None
+    loose = []
+    for entry in entries:
+        path = Path(entry.path)
+        if not entry.is_dir():
+            loose += [] if _is_clutter(path) else [path]
+        elif entry.name.startswith("."):
+            found.skipped.append((path, "hidden folder"))
+        else:
+            files = sorted(_files(path, found.skipped))
+            if files:
+                found.classes[entry.name] = files
+            else:
+                found.skipped.append((path, "no files in this class folder"))
+    if not found.classes:
+        what = f"holds {len(loose)} files but no class folders" if loose else "has no class folders with images"
+        raise TreeringError(f"{folder} {what}: put the images of each class into a folder of their own")
+    found.skipped += [(path, "not in a class folder") for path in loose]
+    return found
+
+
+def _files(folder: Path, skipped: list[tuple[Path, str]]) -> Iterator[Path]:
+    """The files below a class folder; folders that cannot be read and links that lead back are noted as skipped."""
+
+    def note(error: OSError) -> None:
+        skipped.append((Path(error.filename), error.strerror or "cannot be read"))
+
+    seen: set[tuple[int, int]] = set()
+    for place, folders, names in os.walk(folder, onerror=note, followlinks=True):
+        status = Path(place).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            skipped.append((Path(place), "a link back to a folder already read"))
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(place, name) for name in names if not _is_clutter(Path(name)))
+
+
+def _is_clutter(path: Path) -> bool:
+    return path.name.startswith(".") or path.name in CLUTTER
