@@ -35,5 +35,5 @@ $(VENV)/demo-installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/dev-installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) --editable '.[demo,dev]'
+	$(INSTALL) --editable '.[demo,report,photos,export,dev]'
 	touch $@

@@ -96,7 +96,7 @@ def watch_fits(monkeypatch: pytest.MonkeyPatch) -> list[Fit]:
 
         trainer.loss, trainer.on_epoch = watched_loss, watched_epoch
         try:
-            given = (lambda: record(training_set())) if now.drawing else record(training_set)
+            given = (lambda: map(record, training_set())) if now.drawing else record(training_set)
             fit(trainer, stage, given, schedule, *rest, **more)
         finally:
             trainer.loss, trainer.on_epoch = loss, on_epoch
@@ -224,7 +224,7 @@ def test_each_epoch_trains_on_its_own_draw_and_on_all_of_it(drawing: bool) -> No
 
     trainer = Trainer(tiny_network(), loss, Optimizer(batch_size=4), seeded(), captured=False)
     trainer.on_epoch = lambda report: trained.append([])
-    trainer.fit("training", draw if drawing else draw(), Schedule(epochs=3, lr=0.01))
+    trainer.fit("training", (lambda: iter([draw()])) if drawing else draw(), Schedule(epochs=3, lr=0.01))
     assert [len(epoch) for epoch in trained] == [12, 12, 12, 0], "three full batches each"
     numbers = [{label // 100 for label in epoch} for epoch in trained[:3]]
     if drawing:

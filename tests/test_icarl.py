@@ -253,12 +253,12 @@ def test_the_teacher_does_not_change_while_the_network_trains(fits: list[Fit]) -
 
     def draw_before_and_after(stage: str, draw: Any, schedule: Schedule) -> None:
         state = generator.get_state()
-        sets.append(draw())
+        sets.append(next(draw()))
         generator.set_state(state)
         watched(stage, draw, schedule)
         after = generator.get_state()
         generator.set_state(state)
-        sets.append(draw())
+        sets.append(next(draw()))
         generator.set_state(after)
 
     method_of(learner).trainer.fit = draw_before_and_after  # type: ignore[method-assign, assignment]

@@ -1,12 +1,15 @@
-"""The tables of the README: the paper's numbers beside those in results/."""
+"""The tables of the README and of reports: the paper's numbers beside those in results/."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from report_helper import cifar
+from report_helper import result as own_result
 
 from treering import TreeringError
 from treering.experiments import tables
@@ -101,3 +104,83 @@ def test_a_readme_without_a_place_for_the_tables_is_refused(tmp_path: Path) -> N
     with pytest.raises(TreeringError, match="no place for the tables"):
         tables.update(tmp_path / "README.md", tmp_path)
     assert (tmp_path / "README.md").read_text() == "nothing here"
+
+
+def test_a_run_without_memory_belongs_to_the_papers_whatever_its_budget_would_be() -> None:
+    lwf = cifar(41.0, method="lwf-mc", memory={"kind": "per-class", "size": 0}, selection="random")
+    assert row_of(tables.markdown([lwf]), "40.4 ± 2.0")[4] == "41.0"
+
+
+def test_a_report_has_the_difference_and_the_deviations() -> None:
+    text = tables.report_markdown([cifar(63.0), cifar(65.0, order=1), cifar(60.0, method="icarl")])
+    fixed = text[text.index("table 1a") : text.index("table 1b")]
+    eeil, icarl = row_of(fixed, "10", "63.6 ± 1.3"), row_of(fixed, "10", "60.5 ± 1.6")
+    assert eeil == ["10", "EEIL", "2000", "63.6 ± 1.3", "64.0 ± 1.4", "+0.4", "64.0", "2"]
+    assert icarl == ["10", "iCaRL", "2000", "60.5 ± 1.6", "60.0", "−0.5", "60.0", "1"]  # noqa: RUF001
+    assert row_of(fixed, "20", "63.7 ± 1.1")[4:] == ["not run", "", "", ""]
+
+
+def test_a_report_has_every_table_of_the_paper_and_every_number() -> None:
+    text = tables.report_markdown([own_result()])
+    assert [text.count(title) for title in tables.TITLES.values()] == [1] * len(tables.TITLES)
+    assert text.count("| not run |") == len(tables.paper_rows()) + 5  # and the five t-tests
+
+
+def test_the_tables_count_top5_and_known_tasks_where_the_paper_does() -> None:
+    image_net = cifar(1.0, dataset="imagenet100", memory={"kind": "total", "size": 20000}, top5=[99.0, 80.0, 90.0])
+    gem = cifar(1.0, method="gem", classes_per_step=5, memory={"kind": "per-step", "size": 20})
+    gem["task_aware_accuracy"] = [90.0] * 9 + [47.0]  # ten steps of 20 exemplars are the paper's 200
+    text = tables.report_markdown([image_net, gem])
+    assert row_of(text, "90.4")[4:7] == ["85.0", "−5.4", "89.7"]  # noqa: RUF001
+    assert row_of(text, "48.0")[4:7] == ["47.0", "−1.0", ""]  # noqa: RUF001
+
+
+def test_seeds_are_averaged_before_orders() -> None:
+    runs = [cifar(60.0), cifar(64.0, seed=1), cifar(68.0, order=1)]
+    (cell,) = (cell for cell in tables.table("1a", runs) if cell.runs)
+    assert cell.mean == 65.0  # of 62 and 68; over the three runs it would be 64
+    assert cell.deviation == pytest.approx(6 / math.sqrt(2))
+
+
+def test_the_t_test_pairs_the_orders_that_both_methods_have() -> None:
+    eeil = [cifar(average, order=order) for order, average in ((0, 63.0), (1, 66.0), (2, 99.0))]
+    icarl = [cifar(average, order=order, method="icarl") for order, average in ((1, 62.0), (0, 61.0), (3, 1.0))]
+    (found,) = (test for test in tables.comparisons(eeil + icarl) if test.orders)
+    # Two differences, 2 and 4: t = 3 with one degree of freedom, where Student's distribution is Cauchy's.
+    assert found.p_value == pytest.approx(1 - 2 / math.pi * math.atan(3.0))
+    assert (found.orders, found.lead, found.paper) == (2, 3.0, "0.003")
+
+
+def test_the_papers_p_values_are_shown_with_or_without_ours() -> None:
+    found = tables.comparisons([own_result()])
+    assert [(test.steps, test.paper, tables.tested(test)) for test in found] == [
+        ("2", "0.00005", "not run"),
+        ("5", "0.0005", "not run"),
+        ("10", "0.003", "not run"),
+        ("20", "0.0077", "not run"),
+        ("50", "0.9886", "not run"),
+    ]
+
+
+def test_one_order_is_too_few_for_a_t_test_and_equal_methods_have_no_p_value() -> None:
+    one = [cifar(63.0), cifar(60.0, method="icarl")]
+    assert "one order only" in {tables.tested(test) for test in tables.comparisons(one)}
+    equal = [cifar(60.0, order=order, method=method) for order in (0, 1) for method in ("eeil", "icarl")]
+    assert "undefined" in {tables.tested(test) for test in tables.comparisons(equal)}
+
+
+def test_what_the_paper_has_not_is_listed_with_its_names_escaped() -> None:
+    runs = [
+        own_result(dataset="a|b<i>"),
+        cifar(20.0, method="finetune", memory={"kind": "total", "size": 0}),
+        cifar(1.0),
+    ]
+    text = tables.report_markdown(runs)
+    others = text[text.index("Not in the paper") :]
+    assert "| a\\|b&lt;i> | 2 | EEIL | 60 | herding | 75.0 | 80.0 | 1 | 70.0 |" in others
+    assert row_of(others, "CIFAR-100") == ["CIFAR-100", "10", "fine-tuning", "0", "", "20.0", "20.0", "1", "20.0"]
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.04, "0.0"), (-0.04, "0.0"), (1.25, "+1.2"), (-3.0, "−3.0")])  # noqa: RUF001
+def test_differences_have_a_sign_unless_they_are_none(value: float, text: str) -> None:
+    assert tables.signed(value) == text

@@ -90,6 +90,19 @@ def reproduce(
         _run(runs, data, results, download, device, at_once)
 
 
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="Folder of the result files.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Folder for the page, the tables and the figures.")] = Path("report"),
+) -> None:
+    """Tables beside the paper's, figures, and one self-contained HTML page, from result files."""
+    from treering.experiments import report as experiments_report
+
+    with _interruptible("interrupted"):
+        files = experiments_report.write(results, out)
+    console.print(f"{len(files)} files; open {(out / 'index.html').resolve()}", soft_wrap=True, highlight=False)
+
+
 def _run(recipes: list[Recipe], data: Path, results: Path, download: bool, device: str, at_once: int) -> None:
     from treering.experiments import console as experiments_console
 

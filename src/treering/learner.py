@@ -6,14 +6,13 @@ It turns a user's images and labels into steps for a method (`treering.methods`;
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from numbers import Integral
@@ -142,7 +141,8 @@ class Learner:
         logger.info("step %d: %d images, %d new classes", number, len(names), len(new))
         learnt = replace(model, classes=model.classes + new, history=[*model.history, record])
         try:
-            with _seeded_dropout(model.seed + number, device):
+            method.trainer.dropout_seed = (model.seed + number * 100_000) % 2**62
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 method.learn_step(step)
             self._model = learnt
         except BaseException:
@@ -230,16 +230,6 @@ def _check_shape(pixels: Tensor, model: Model) -> None:
     if tuple(pixels.shape[1:]) != model.image_shape:
         given, learnt = (f"{h} x {w} pixels in {c} channel(s)" for c, h, w in (pixels.shape[1:], model.image_shape))
         raise TreeringError(f"images of {given} were given, but this learner has learnt images of {learnt}")
-
-
-@contextlib.contextmanager
-def _seeded_dropout(seed: int, device: torch.device) -> Iterator[None]:
-    """Layers that draw from torch's global generators draw from `seed`; the generators stay as they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        yield
 
 
 def _in_order(labels: set[Hashable]) -> list[Hashable]:

@@ -76,10 +76,13 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def paired_t_test(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Two-sided p-value that two methods differ, paired by class order; needs two orders or more."""
-    if len(ours) < 2:
+    """Two-sided p-value that two methods differ, paired by class order.
+
+    None where there is nothing to test: fewer than two orders, or one and the same difference in all of them.
+    """
+    differences = {round(one - other, 9) for one, other in zip(ours, theirs, strict=True)}
+    if len(differences) < 2:
         return None
     from scipy import stats  # only reports need it
 
-    p_value = float(stats.ttest_rel(ours, theirs).pvalue)
-    return None if math.isnan(p_value) else p_value  # equal in every order
+    return float(stats.ttest_rel(ours, theirs).pvalue)

@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,6 +137,8 @@ class Trainer:
         self.on_start: Callable[[], None] = lambda: None
         """Called when the training set of a `fit` is ready and its first epoch is to begin."""
         self.on_epoch: Callable[[EpochReport], None] = lambda report: None
+        self.dropout_seed: int | None = None
+        """Of layers that draw from torch's own generators, afresh in each epoch so that a resumed one draws alike."""
         self.captures = captured
         self.compiles = captured
         self.constrain: Constraint | None = None
@@ -164,11 +166,11 @@ class Trainer:
     def fit(
         self,
         stage: str,
-        training_set: TrainingSet | Callable[[], TrainingSet],
+        training_set: TrainingSet | Callable[[], Iterator[TrainingSet]],
         schedule: Schedule,
         epochs_before: int = 0,
     ) -> None:
-        """Train for the whole `schedule` on a training set, or on one that a function draws afresh for each epoch.
+        """Train for the whole `schedule` on a training set, or on parts that a function draws afresh for each epoch.
 
         `epochs_before` in this step count on for the gradient noise.
         """
@@ -180,9 +182,8 @@ class Trainer:
             return
         draw = training_set if callable(training_set) else None
         if callable(training_set):
-            training_set = training_set()  # for its shapes: each epoch draws its own
-        count = len(training_set.images)
-        batch_size, batches = batch_plan(count, self.settings)
+            training_set = next(training_set())  # for its shapes: each epoch draws its own
+        batch_size, _ = batch_plan(len(training_set.images), self.settings)
         self.network.train()
         try:
             update = self.batch_update(training_set, batch_size)
@@ -194,23 +195,34 @@ class Trainer:
                 self._resume = None
             self.on_start()
             for epoch in range(epochs_done, schedule.epochs):
-                if draw:
-                    update.training_set.take(draw())
+                if self.dropout_seed is not None:
+                    torch.manual_seed(self.dropout_seed + 1000 * number + epoch)
                 update.optimizer.start_epoch(schedule.lr_at(epoch), epochs_before + epoch + 1, batch_size)
-                order = torch.randperm(count, generator=self.generator, device=self.generator.device)
-                update.start_epoch(order.repeat(2)[: batches * batch_size])
-                for _ in range(batches):
-                    update()
-                mean_loss = float(update.losses[:batches].mean())  # waits for the epoch to end
+                if draw:
+                    losses = torch.cat([self._pass(update, len(part.images), part) for part in draw()])
+                else:
+                    losses = self._pass(update, len(training_set.images))
+                mean_loss = float(losses.mean())  # waits for the epoch to end
                 if not math.isfinite(mean_loss):
                     raise TreeringError("training diverged (the loss is not finite): lower the learning rate")
                 state = functools.partial(self._in_flight, number, epoch + 1, update)
-                passes = batches * (batch_size + self.extra_passes)
-                losses = update.losses[:batches]
+                passes = len(losses) * (batch_size + self.extra_passes)
                 self.on_epoch(EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state))
             self._previous = self._state(number, schedule.epochs, update)
         finally:
             self.network.eval()
+
+    def _pass(self, update: BatchUpdate, count: int, part: TrainingSet | None = None) -> Tensor:
+        """Train once on the first `count` images of the update's training set, or on `part`; the loss of each batch."""
+        if part is not None:
+            update.training_set.take(part)
+        batch_size = len(update.batch)
+        batches = math.ceil(count / batch_size)
+        order = torch.randperm(count, generator=self.generator, device=self.generator.device)
+        update.start_epoch(order.repeat(math.ceil(batches * batch_size / count))[: batches * batch_size])
+        for _ in range(batches):
+            update()
+        return update.losses[:batches].clone()
 
     def batch_update(self, training_set: TrainingSet, batch_size: int) -> BatchUpdate:
         """An update over `training_set`: the captured one if it still serves, else a new one."""
@@ -341,7 +353,7 @@ class CapturedUpdate(BatchUpdate):
     def serves(self, training_set: TrainingSet, batch_size: int) -> bool:
         """Whether the graph can train on this: its parameters are still the network's, and all fits its tensors."""
         return (
-            any(part is self.network.weight for part in self.optimizer.parameters)
+            self.network.weight.untyped_storage().data_ptr() == self.optimizer.values.untyped_storage().data_ptr()
             and batch_size == len(self.batch)
             and training_set.fits_into(self.training_set)
         )

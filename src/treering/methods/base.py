@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from treering import augment, losses, selection
+from treering import augment, losses, pixels, selection
 from treering.memory import Memory
 from treering.network import IncrementalNetwork
+from treering.pixels import Images
 from treering.recipe import Recipe, Schedule
 from treering.trainer import Trainer, TrainingSet, batch_plan
 
@@ -23,13 +24,13 @@ from treering.trainer import Trainer, TrainingSet, batch_plan
 class Step:
     """One batch of new classes, perhaps with more images of known ones."""
 
-    images: Tensor
+    images: Images
     """N x C x H x W, uint8."""
     labels: Tensor
     """N columns; the new classes follow the known ones."""
     new_classes: int
 
-    def by_class(self) -> dict[int, Tensor]:
+    def by_class(self) -> dict[int, Images]:
         """The images of each class that is in the step."""
         return {int(label): self.images[self.labels == label] for label in self.labels.unique()}
 
@@ -98,29 +99,40 @@ class Method(ABC):
     def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
         """The stages of each step of a stream of new classes; `steps` holds the images of each class of each step."""
 
-    def with_exemplars(self, step: Step) -> tuple[Tensor, Tensor]:
+    def with_exemplars(self, step: Step) -> tuple[Images, Tensor]:
         """The step's images and every exemplar in memory, and their labels."""
         if not self.memory.exemplars:
             return step.images, step.labels
         images, labels = self.memory.contents()
-        return torch.cat([step.images, images]), torch.cat([step.labels, labels])
+        return pixels.join([step.images, images]), torch.cat([step.labels, labels])
 
     def training_set(
-        self, images: Tensor, labels: Tensor, distilled_classes: int = 0
-    ) -> TrainingSet | Callable[[], TrainingSet]:
+        self, images: Images, labels: Tensor, distilled_classes: int = 0
+    ) -> TrainingSet | Callable[[], Iterator[TrainingSet]]:
         """Augment, then label: the network as it is now gives soft targets for the first `distilled_classes` columns.
 
-        Where the recipe's augmentation is drawn anew for each epoch, a function that does so.
+        Where the recipe's augmentation is drawn anew for each epoch, a function that does so, part by part.
         """
         if not augment.drawn_each_epoch(self.recipe.augmentation):
             return self._augmented_set(images, labels, self.network, distilled_classes)
         teacher = copy.deepcopy(self.network) if distilled_classes else self.network
-        return functools.partial(self._augmented_set, images, labels, teacher, distilled_classes)
+        return functools.partial(self._draw, images, labels, teacher, distilled_classes)
+
+    def _draw(
+        self, images: Images, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
+    ) -> Iterator[TrainingSet]:
+        """An epoch's training set in random parts of whole batches, none too large for the memory."""
+        order = torch.randperm(len(images), generator=self.generator, device=self.generator.device)
+        batch_size, _ = batch_plan(len(images), self.recipe.optimizer)
+        fitting = augment.CHUNK_VALUES // images.shape[1:].numel()
+        for rows in order.split(max(1, fitting // batch_size) * batch_size):
+            yield self._augmented_set(images[rows], labels[rows], teacher, distilled_classes)
 
     def _augmented_set(
-        self, images: Tensor, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
+        self, images: Images, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
     ) -> TrainingSet:
-        augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
+        inside = pixels.tensor(images).to(self.network.device)
+        augmented = augment.augmented(inside, self.recipe.augmentation, self.generator)
         targets = torch.zeros(len(augmented), self.network.columns, device=augmented.device)
         if distilled_classes:
             heads = teacher.head_of_class[: teacher.classes]
@@ -140,21 +152,28 @@ class Method(ABC):
         """`images` as the network sees them outside training."""
         return augment.plain(images, self.recipe.augmentation)
 
-    def rank(self, candidates: dict[int, Tensor], count: int) -> dict[int, Tensor]:
-        """The `count` best images of each class by the recipe's selection rule, best first [3.1]."""
-        features = [self.network.predict_features(self.plain(images)) for images in candidates.values()]
-        rankings = selection.rank(features, count, selection.RULES[self.recipe.memory.selection], self.generator)
-        return {label: candidates[label][ranking] for label, ranking in zip(candidates, rankings, strict=True)}
+    def features(self, images: Images) -> Tensor:
+        """N x D, of images as the network sees them outside training."""
+        return torch.cat([self.network.predict_features(self.plain(part)) for part in images.split(augment.CHUNK)])
 
-    def candidates(self, step: Step) -> dict[int, Tensor]:
+    def rank(self, candidates: dict[int, Images], count: int) -> dict[int, Tensor]:
+        """The `count` best images of each class by the recipe's selection rule, best first [3.1]."""
+        features = [self.features(images) for images in candidates.values()]
+        rankings = selection.rank(features, count, selection.RULES[self.recipe.memory.selection], self.generator)
+        return {
+            label: pixels.tensor(candidates[label][ranking]).to(self.network.device)
+            for label, ranking in zip(candidates, rankings, strict=True)
+        }
+
+    def candidates(self, step: Step) -> dict[int, Images]:
         """For each class of the step the images its exemplars are chosen from: a known class's exemplars join in."""
         known = self.memory.exemplars
         return {
-            label: torch.cat([known[label], images]) if label in known else images
+            label: pixels.join([known[label], images]) if label in known else images
             for label, images in step.by_class().items()
         }
 
-    def update_memory(self, candidates: dict[int, Tensor]) -> None:
+    def update_memory(self, candidates: dict[int, Images]) -> None:
         """Shrink the classes in memory from the end, then store the best of the step's classes [3.1]."""
         quota = self.memory.budget.quota(self.network.classes)
         self.memory.shrink(quota)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from treering import pixels
 from treering.errors import TreeringError
 from treering.memory import together
 from treering.methods.base import Method, StagePlan, Step
@@ -53,9 +54,9 @@ class GEM(Method):
             self._past = None
         self.trainer.fit("training", self.training_set(step.images, step.labels), self.recipe.training)
         images, labels = step.images[step.labels >= first_new], step.labels[step.labels >= first_new]
-        chosen = torch.randperm(len(images), generator=self.generator, device=images.device)[: self.recipe.memory.size]
+        chosen = torch.randperm(len(images), generator=self.generator, device=labels.device)[: self.recipe.memory.size]
         for label, kept in Step(images[chosen], labels[chosen], step.new_classes).by_class().items():
-            self.memory.store(label, kept)
+            self.memory.store(label, pixels.tensor(kept).to(self.network.device))
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         """Cross-entropy among the classes of each image's own task."""
@@ -123,13 +124,22 @@ def projection(products_KK: np.ndarray, products_K: np.ndarray, margin: float = 
     With P = `products_KK` among the earlier gradients and q = `products_K` with the new one: zeros if no product in q
     is negative, else the v that minimises v'Pv / 2 + q'v subject to v >= `margin`, the dual of the projection.
     """
-    if not (products_K < 0).any() or not np.isfinite(products_KK).all():  # the trainer tells of divergence
+    finite = np.isfinite(products_KK).all() and np.isfinite(products_K).all()
+    if not finite or not (products_K < 0).any():  # the trainer tells of divergence
         return np.zeros(len(products_K))
     from scipy.optimize import nnls  # only this method needs it
 
-    # With v = x + margin and P = A'A this is the least squares problem |Ax - b| subject to x >= 0.
-    values, vectors = np.linalg.eigh(products_KK)
+    # In units of each earlier gradient's length, whatever it is; one that vanishes stays at the margin.
+    lengths = np.sqrt(np.diag(products_KK))
+    felt = lengths > 0
+    lengths = lengths[felt]
+    cosines = products_KK[np.ix_(felt, felt)] / np.outer(lengths, lengths)
+    least = margin * lengths
+    # With v = x + least and P = A'A this is the least squares problem |Ax - b| subject to x >= 0.
+    values, vectors = np.linalg.eigh(cosines)
     kept = values > values.max() * 1e-12
     root, vectors = np.sqrt(values[kept]), vectors[:, kept]
-    target = -(vectors.T @ (products_K + products_KK.sum(1) * margin)) / root
-    return nnls(root[:, None] * vectors.T, target, maxiter=100 * len(products_K))[0] + margin
+    target = -(vectors.T @ (products_K[felt] / lengths + cosines @ least)) / root
+    weights = np.full(len(felt), margin)
+    weights[felt] = (nnls(root[:, None] * vectors.T, target, maxiter=100 * len(felt))[0] + least) / lengths
+    return weights

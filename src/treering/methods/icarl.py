@@ -7,16 +7,17 @@ differ from EEIL's: see the ready recipes whose names end in icarl.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from treering import augment
+from treering import augment, pixels
 from treering.methods.base import Method, StagePlan, Step, memory_before
 from treering.network import IncrementalNetwork
+from treering.pixels import Images
 from treering.recipe import Recipe
 from treering.trainer import TrainingSet
 
@@ -34,20 +35,22 @@ class ICaRL(Method):
         self.update_memory(self.candidates(step))
         self._class_means = None
 
-    def learn_outputs(self, images: Tensor, labels: Tensor, new_classes: int) -> None:
+    def learn_outputs(self, images: Images, labels: Tensor, new_classes: int) -> None:
         """Train the network: targets are 0 or 1 for new classes and the teacher's sigmoids for old ones."""
         old_classes = self.network.classes
         teacher = copy.deepcopy(self.network) if old_classes else None
         if new_classes:
             self.network.add_head(new_classes, self.generator)
 
-        def draw() -> TrainingSet:
-            augmented = augment.augmented(images, self.recipe.augmentation, self.generator)
+        inside = pixels.tensor(images).to(self.network.device)
+
+        def draw() -> Iterator[TrainingSet]:
+            augmented = augment.augmented(inside, self.recipe.augmentation, self.generator)
             repeated = labels.repeat(augment.copies(self.recipe.augmentation))
             targets = F.one_hot(repeated, self.network.columns).float()
             if teacher:
                 targets[:, :old_classes] = teacher.predict_logits(augmented).sigmoid()
-            return TrainingSet(augmented, repeated, targets)
+            yield TrainingSet(augmented, repeated, targets)
 
         self.trainer.fit("training", draw, self.recipe.training)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treering import losses
+from treering import losses, pixels
 from treering.methods.base import Method, StagePlan, Step
 from treering.network import IncrementalNetwork
 from treering.recipe import Recipe
@@ -25,7 +25,7 @@ class Joint(Method):
     def learn_step(self, step: Step) -> None:
         classes = self.network.classes + step.new_classes
         for label, images in self.candidates(step).items():
-            self.memory.store(label, images)
+            self.memory.store(label, pixels.tensor(images).to(self.network.device))
         self.network.load_tensors([], self._first_weights | {"mean_image": self.network.mean_image})
         self.network.add_head(classes, self.generator)
         self.trainer.fit("training", self.training_set(*self.memory.contents()), self.recipe.training)

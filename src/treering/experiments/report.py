@@ -1,0 +1,52 @@
+"""`treering report`: everything measured, beside the paper, as tables, figures and one page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from treering import files
+from treering.errors import TreeringError
+from treering.experiments import charts, figures, page, tables
+from treering.experiments.charts import Chart
+
+
+def write(results: Path, out: Path) -> list[Path]:
+    """Write `out`/index.html, `out`/tables.md and `out`/figures from a folder of results; returns the files."""
+    _need_libraries()
+    runs = tables.read_results(results)
+    parts = charts.every_chart(runs)
+    drawn = [chart for charts_of_part in parts.values() for chart in charts_of_part]
+    contents = {
+        out / "index.html": page.html(runs, parts).encode(),
+        out / "tables.md": (tables.report_markdown(runs) + _gallery(drawn)).encode(),
+    }
+    written = []
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+        for file, content in contents.items():
+            files.write(file, content)
+            written.append(file)
+        for chart in drawn:
+            for ending, content in figures.render(chart).items():
+                file = out / "figures" / f"{chart.name}.{ending}"
+                files.write(file, content)
+                written.append(file)
+    except OSError as error:
+        raise TreeringError(f"cannot write to {out}: {error.strerror or error}; choose another folder") from None
+    return written
+
+
+def _gallery(drawn: Sequence[Chart]) -> str:
+    titles = [re.sub(r"([\[\]<>\\])", r"\\\1", chart.title) for chart in drawn]
+    images = [f"![{title}](figures/{chart.name}.svg)" for title, chart in zip(titles, drawn, strict=True)]
+    return "\n## Figures\n\n" + "\n\n".join(images) + "\n"
+
+
+def _need_libraries() -> None:
+    try:
+        import matplotlib  # noqa: F401
+        import scipy  # noqa: F401
+    except ImportError:
+        raise TreeringError("reports need matplotlib and SciPy: pip install 'treering[report]'") from None
