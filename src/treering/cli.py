@@ -114,6 +114,142 @@ def _run(recipes: list[Recipe], data: Path, results: Path, download: bool, devic
         sys.exit(2)
 
 
+ModelPath = Annotated[Path, typer.Argument(help="The model's folder.")]
+
+
+@app.command()
+def learn(
+    model: ModelPath,
+    folder: Annotated[Path, typer.Argument(help="FOLDER/<class>/<image>")],
+    backbone: Annotated[
+        str | None, typer.Option(help="efficientnet-lite0, resnet18, resnet32, timm:NAME or torchvision:NAME.")
+    ] = None,
+    memory: Annotated[int | None, typer.Option(min=1, help="Images to keep of each class; 20 by default.")] = None,
+    validation: Annotated[Path | None, typer.Option(help="Images to measure the accuracy on.")] = None,
+    keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, augmentation and batches.")] = 0,
+    device: Device = "auto",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be learnt, and how long it takes.")
+    ] = False,
+) -> None:
+    """Teach a model the classes of a folder; a model that is not there yet is made."""
+    from treering import photos
+    from treering.console import Bars, Printer
+
+    printer = Printer(console)
+    steps: list[int] = []
+
+    def tell(plan: photos.Plan) -> None:
+        steps.append(plan.step)
+        printer.plan(plan, model, folder)
+
+    again = f"interrupted; {model} is as it was, and the same command goes on from where it was saved last"
+    with _interruptible(again), Bars(console) as bars:
+        outcome = photos.learn(
+            model,
+            folder,
+            backbone=backbone,
+            memory=memory,
+            validation=validation,
+            keep=keep,
+            seed=seed,
+            device=device,
+            dry_run=dry_run,
+            tell=tell,
+            progress=bars,
+        )
+    if outcome:
+        printer.outcome(outcome, steps[0])
+
+
+@app.command()
+def predict(
+    model: ModelPath,
+    inputs: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    top: Annotated[int, typer.Option(min=1, help="Classes to name for each image.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Say what images show. The exit code is 1 if one could not be read."""
+    from treering import evaluation
+    from treering.console import Printer
+    from treering.learner import Learner
+
+    with _interruptible("interrupted"):
+        learner = Learner.load(model, device=device)
+        found = evaluation.predictions(learner, evaluation.files_in(inputs), top)
+        good = Printer(console).predictions(found, as_json, Console(stderr=True))
+    if not good:
+        sys.exit(1)
+
+
+@app.command()
+def evaluate(
+    model: ModelPath,
+    folder: Annotated[Path, typer.Argument(help="FOLDER/<class>/<image>, not trained on.")],
+    picture: Annotated[Path | None, typer.Option(help="Draw the confusion matrix to this PNG file.")] = None,
+    device: Device = "auto",
+) -> None:
+    """How many images of a folder the model gets right, class by class."""
+    from treering import evaluation
+    from treering.console import Printer
+    from treering.learner import Learner
+
+    with _interruptible("interrupted"):
+        result = evaluation.evaluate(Learner.load(model, device=device), folder)
+        printer = Printer(console)
+        printer.evaluation(result)
+        if picture:
+            evaluation.draw_confusion(result, picture)
+            printer.line(f"The confusion matrix is in {picture}")
+
+
+@app.command()
+def info(
+    model: ModelPath,
+    gallery: Annotated[Path | None, typer.Option(help="Draw the exemplars to this PNG file.")] = None,
+) -> None:
+    """What a model knows and keeps."""
+    from treering import overview
+    from treering.console import Printer
+    from treering.learner import Learner
+
+    printer = Printer(console)
+    printer.overview(overview.of(model))
+    if gallery:
+        overview.draw_gallery(Learner.load(model, device="cpu"), gallery)
+        printer.line(f"The exemplars are in {gallery}")
+
+
+@app.command()
+def export(
+    model: ModelPath,
+    out: Annotated[Path, typer.Argument(help="OUT.onnx or OUT.pt2")],
+) -> None:
+    """Write the model as one file for other programs, checked against the model first."""
+    from treering import export as exporting
+    from treering.console import Printer
+    from treering.learner import Learner
+
+    with _interruptible("interrupted"):
+        difference = exporting.export(Learner.load(model, device="cpu"), out)
+    Printer(console).line(
+        f"{out}: {out.stat().st_size / 1e6:.1f} MB; differs from the model by {difference:.1g} at most"
+    )
+
+
+@app.command()
+def undo(model: ModelPath) -> None:
+    """Go back to the model before its last step."""
+    from treering import checkpoint
+    from treering.console import Printer
+
+    checkpoint.undo(model)
+    classes = checkpoint.manifest_of(model)["classes"]
+    Printer(console).line(f"{model} knows {len(classes)} classes again: {', '.join(map(str, classes))}")
+
+
 @contextlib.contextmanager
 def _interruptible(message: str) -> Iterator[None]:
     """Ctrl-C prints `message` and exits with code 130."""

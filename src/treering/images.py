@@ -6,20 +6,27 @@ A folder of images has one folder per class: FOLDER/<class>/<image>, with more f
 from __future__ import annotations
 
 import os
+import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
 
 from treering.errors import TreeringError
+from treering.pixels import PixelFile, StoredImages
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF")
 """MPO is how some phones write JPEG."""
 CLUTTER = ("Thumbs.db", "desktop.ini")
 """Files that systems leave in folders; they and hidden files go without saying."""
+AT_ONCE = 256
+"""Images decoded before they are put away: bounds the memory."""
 BACKGROUND = (255, 255, 255)
 """What shows through where an image is transparent."""
 
@@ -108,7 +115,8 @@ def scan(folder: Path) -> ImageFolder:
         else:
             files = sorted(_files(path, found.skipped))
             if files:
-                found.classes[entry.name] = files
+                name = unicodedata.normalize("NFC", entry.name)  # one name however a file system spells its accents
+                found.classes[name] = found.classes.get(name, []) + files
             else:
                 found.skipped.append((path, "no files in this class folder"))
     if not found.classes:
@@ -116,6 +124,16 @@ def scan(folder: Path) -> ImageFolder:
         raise TreeringError(f"{folder} {what}: put the images of each class into a folder of their own")
     found.skipped += [(path, "not in a class folder") for path in loose]
     return found
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Every file in a folder and the folders below it."""
+    return sorted(_files(folder, []))
+
+
+def shown(name: str | Path) -> str:
+    """A name as it can be printed, whatever bytes it has."""
+    return str(name).encode("utf-8", "replace").decode()
 
 
 def _files(folder: Path, skipped: list[tuple[Path, str]]) -> Iterator[Path]:
@@ -138,3 +156,52 @@ def _files(folder: Path, skipped: list[tuple[Path, str]]) -> Iterator[Path]:
 
 def _is_clutter(path: Path) -> bool:
     return path.name.startswith(".") or path.name in CLUTTER
+
+
+@dataclass
+class LoadedFolder:
+    """The images of a folder, decoded."""
+
+    images: StoredImages
+    labels: list[str]
+    skipped: list[tuple[Path, str]]
+    """What was left out and why."""
+
+
+def load(
+    found: ImageFolder,
+    size: int,
+    place: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> LoadedFolder:
+    """Decode every image into a temporary file in `place`, a few at a time; what cannot be read is skipped."""
+    file = PixelFile((3, size, size), place)
+    skipped = list(found.skipped)
+    labels: list[str] = []
+    rows: list[Tensor] = []
+    todo = [(name, path) for name, paths in found.classes.items() for path in paths]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding does not hold the interpreter's lock
+        for start in range(0, len(todo), AT_ONCE):
+            part = todo[start : start + AT_ONCE]
+            decoded = pool.map(lambda one: _read_or_reason(one[1], size), part)
+            good = []
+            for (name, path), result in zip(part, decoded, strict=True):
+                if isinstance(result, str):
+                    skipped.append((path, result))
+                else:
+                    good.append(result)
+                    labels.append(name)
+            if good:
+                rows.append(file.append(torch.from_numpy(np.stack(good)).movedim(-1, 1)))
+            progress(start + len(part), len(todo))
+    unread = [name for name in found.classes if name not in set(labels)]
+    skipped += [(found.classes[name][0].parent, "no image of this class can be read") for name in unread]
+    stored = StoredImages(file, torch.cat(rows) if rows else torch.empty(0, dtype=torch.long))
+    return LoadedFolder(stored, labels, skipped)
+
+
+def _read_or_reason(path: Path, size: int) -> np.ndarray | str:
+    try:
+        return read(path, size)
+    except UnreadableError as error:
+        return str(error)

@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from numbers import Integral
@@ -23,13 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering import augment, backbones, checkpoint, inputs, methods
+from treering import backbones, checkpoint, inputs, methods
+from treering import images as image_files
 from treering.errors import TreeringError
 from treering.methods.base import Step
 from treering.model import Model
-from treering.network import mean_image
+from treering.pixels import Images
 from treering.recipe import Budget, Recipe
-from treering.trainer import EpochReport
+from treering.trainer import EpochReport, InFlight
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Learner:
     @property
     def classes_(self) -> np.ndarray:
         """The classes learnt so far, in the order of `predict_proba`'s columns: step by step, sorted within a step."""
-        return _label_array(self._learnt().classes)
+        return _label_array(self.learnt_model().classes)
 
     @property
     def history_(self) -> list[dict[str, Any]]:
@@ -106,7 +107,7 @@ class Learner:
     @property
     def exemplars_(self) -> dict[Hashable, np.ndarray]:
         """The images in memory of each class, best first: n x H x W x C, uint8."""
-        model = self._learnt()
+        model = self.learnt_model()
         exemplars = model.method.memory.exemplars.items()
         return {model.classes[column]: images.movedim(1, -1).cpu().numpy() for column, images in exemplars}
 
@@ -115,10 +116,39 @@ class Learner:
     def partial_fit(self, images: Any, labels: Any = None) -> Learner:
         """Learn one step: new classes get a new head, images of known classes strengthen those.
 
-        images: uint8 N x H x W (x 1 or 3), floating-point 0..1, or a torch Dataset of (image, label). On an error or
-        an interruption the learner stays as it was before the call.
+        images: uint8 N x H x W (x 1 or 3), floating-point 0..1, a torch Dataset of (image, label), a folder with one
+        folder of images per class, or an iterator of batches (images, labels), which need not fit into memory. On an
+        error or an interruption the learner stays as it was before the call.
         """
-        pixels, names = inputs.as_examples(images, labels)
+        if isinstance(images, str | os.PathLike):
+            pixels, names = self._from_folder(Path(images), labels)
+        else:
+            pixels, names = inputs.as_examples(images, labels)
+        self.learn(pixels, names)
+        return self
+
+    def _from_folder(self, folder: Path, labels: Any) -> tuple[Images, list[Hashable]]:
+        if labels is not None:
+            raise TreeringError("a folder brings its own labels: leave the labels out")
+        size = self._model.image_shape[1] if self._model else self.resolved_recipe().run.image_size
+        loaded = image_files.load(image_files.scan(folder), size)
+        for path, reason in loaded.skipped:
+            logger.warning("%s is left out: %s", path, reason)
+        if not loaded.labels:
+            raise TreeringError(f"no image in {folder} can be read")
+        return loaded.images, list(loaded.labels)
+
+    def learn(
+        self,
+        pixels: Images,
+        names: Sequence[Hashable],
+        resume: InFlight | None = None,
+        watch: Callable[[EpochReport], None] = lambda report: None,
+    ) -> None:
+        """`partial_fit` with images N x C x H x W and labels as they are meant to be.
+
+        `watch` sees every epoch, whose state a later call can go on from with `resume`.
+        """
         model = self._model or self._new_model(pixels)
         inputs.one_type(names, model.classes)
         _check_shape(pixels, model)
@@ -127,9 +157,10 @@ class Learner:
 
         method, number = model.method, len(model.history) + 1
         device = method.network.device
-        step = Step(pixels.to(device), torch.tensor([column[name] for name in names], device=device), len(new))
-        method.trainer.on_epoch = functools.partial(self._report, number)
-        method.trainer.start_step()
+        inside = pixels.to(device) if isinstance(pixels, Tensor) else pixels
+        step = Step(inside, torch.tensor([column[name] for name in names], device=device), len(new))
+        method.trainer.on_epoch = functools.partial(self._report, number, watch)
+        method.trainer.start_step(resume)
         before = method.snapshot()
         counts = Counter(names)
         record = {
@@ -149,7 +180,6 @@ class Learner:
             if self._model is not learnt:
                 method.restore(before)
             raise
-        return self
 
     def predict(self, images: Any) -> np.ndarray:
         """The most probable class of each image, as the label was given."""
@@ -157,22 +187,22 @@ class Learner:
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """N x classes; columns follow `classes_`."""
-        model = self._learnt()
+        model = self.learnt_model()
         pixels = inputs.as_images(images)
         _check_shape(pixels, model)
         return model.method.probabilities(pixels).double().cpu().numpy()
 
     def score(self, images: Any, labels: Any = None) -> float:
         """The share of images whose predicted class is their label."""
-        model = self._learnt()
+        model = self.learnt_model()
         pixels, names = inputs.as_examples(images, labels)
         inputs.one_type(names, model.classes)
         predicted = self.predict(pixels)
         return float(np.mean([given == name for given, name in zip(predicted.tolist(), names, strict=True)]))
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write a model folder, or a new version into one, atomically."""
-        checkpoint.save(self._learnt(), Path(folder))
+    def save(self, folder: str | os.PathLike[str], keep: int = 0) -> None:
+        """Write a model folder, or a new version into one, atomically; the last `keep` versions stay for `undo`."""
+        checkpoint.save(self.learnt_model(), Path(folder), keep)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], backbone: nn.Module | None = None, device: str = "auto") -> Learner:
@@ -182,13 +212,21 @@ class Learner:
         learner._model = model
         return learner
 
-    def _learnt(self) -> Model:
+    def learnt_model(self) -> Model:
+        """`model`, or an error if nothing is learnt yet."""
         if self._model is None:
             raise NotLearntError("this learner has learnt nothing yet: call partial_fit first")
         return self._model
 
-    def _resolved_recipe(self) -> Recipe:
-        """The recipe with the constructor's backbone and memory in it."""
+    @property
+    def model(self) -> Model | None:
+        """What is learnt, as the other modules use it; None before the first step."""
+        return self._model
+
+    def resolved_recipe(self) -> Recipe:
+        """The recipe with the constructor's backbone and memory in it, or the one that was learnt with."""
+        if self._model:
+            return self._model.method.recipe
         recipe = Recipe() if self.recipe is None else self.recipe
         if not isinstance(recipe, Recipe):
             raise TreeringError(f"recipe must be a Recipe (Recipe.find reads one by its name), not {recipe!r}")
@@ -206,27 +244,27 @@ class Learner:
             recipe = replace(recipe, memory=replace(recipe.memory, kind="total", size=int(self.memory)))
         return recipe
 
-    def _new_model(self, pixels: Tensor) -> Model:
+    def _new_model(self, pixels: Images) -> Model:
         """A model that knows no class yet, for images like `pixels`, the first step's."""
-        recipe = self._resolved_recipe()
-        inside = augment.plain(pixels, recipe.augmentation)
-        seed = int(self.seed)
+        recipe = self.resolved_recipe()
+        seed, channels = int(self.seed), pixels.shape[1]
         if isinstance(self.backbone, nn.Module):
             module = copy.deepcopy(self.backbone).cpu()
         else:
-            module = backbones.build(recipe.backbone, inside.shape[1], seed)
-        mean = mean_image(inside, recipe.pixel_scale)
+            module = backbones.build(recipe.backbone, channels, seed)
+        mean = backbones.input_mean(module, pixels, recipe.augmentation, recipe.pixel_scale)
         method = methods.create(recipe, module, mean, seed, methods.find_device(self.device))
         return Model(method, seed, tuple(pixels.shape[1:]))
 
-    def _report(self, step: int, report: EpochReport) -> None:
+    def _report(self, step: int, watch: Callable[[EpochReport], None], report: EpochReport) -> None:
+        watch(report)
         logger.debug("%s epoch %d/%d: loss %.4f", report.stage, report.epoch, report.epochs, report.mean_loss)
         if self.progress is not None:
             passes, loss = report.image_passes, report.mean_loss
             self.progress(Progress(step, report.stage, report.epoch, report.epochs, passes, loss))
 
 
-def _check_shape(pixels: Tensor, model: Model) -> None:
+def _check_shape(pixels: Images, model: Model) -> None:
     if tuple(pixels.shape[1:]) != model.image_shape:
         given, learnt = (f"{h} x {w} pixels in {c} channel(s)" for c, h, w in (pixels.shape[1:], model.image_shape))
         raise TreeringError(f"images of {given} were given, but this learner has learnt images of {learnt}")

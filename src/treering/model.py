@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from treering.methods.base import Method
 
 
@@ -21,3 +23,5 @@ class Model:
     """The label of each column."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """One record per step."""
+    held_out: dict[int, Tensor] = field(default_factory=dict)
+    """Images of each column that only measure the accuracy and are never trained on."""

@@ -17,11 +17,6 @@ SPARE_LOGIT = -1e4
 """Logit of a spare column: its softmax is exactly 0, and unlike infinity it makes no NaN."""
 
 
-def mean_image(images: Tensor, pixel_scale: float) -> Tensor:
-    """What normalisation subtracts [5]. It is the first step's for good: later data must not leak backwards."""
-    return (images.sum(0, dtype=torch.float64) / len(images) / pixel_scale).float()
-
-
 class IncrementalNetwork(nn.Module):
     """Maps uint8 images N x C x H x W to logits, one column per class; the columns of one head stand together."""
 

@@ -113,12 +113,15 @@ class Optimizer(Settings):
     """Gradient noise: deviation eta / (1 + epoch)^gamma on the gradient summed over the batch [5]; 0 turns it off."""
     noise_gamma: float = 0.55
     """[5]"""
+    features_lr: float = 1.0
+    """Learning rate of the feature extractor relative to that of the heads: below 1 for one that is trained already."""
 
     def _check_ranges(self) -> None:
         _require(self.batch_size >= 2, f"batch_size must be 2 or more (batch normalisation), not {self.batch_size}")
         _require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, not {self.momentum}")
         _require(self.weight_decay >= 0, f"weight_decay must be 0 or more, not {self.weight_decay}")
         _require(self.noise_eta >= 0, f"noise_eta must be 0 or more, not {self.noise_eta}")
+        _require(self.features_lr > 0, f"features_lr must be above 0, not {self.features_lr}")
         _require(self.noise_gamma >= 0, f"noise_gamma must be 0 or more, not {self.noise_gamma}")
 
 
@@ -133,12 +136,22 @@ class Budget(Settings):
     """K [5]: 2000 for CIFAR-100, 20000 for ImageNet."""
     selection: Literal["herding", "random", "histogram"] = "herding"
     """The rule that ranks a class's images [3.1, 6.3]."""
+    held_out: float = 0.0
+    """Share of the budget for images that only measure the accuracy and are never trained on (`treering learn`)."""
 
     def _check_ranges(self) -> None:
         _require(self.size >= 1, f"size must be 1 or more, not {self.size}")
+        _require(0 <= self.held_out < 1, f"held_out must be at least 0 and below 1, not {self.held_out}")
 
     def quota(self, classes: int) -> int:
         """Exemplars per class with `classes` classes in memory: n = floor(K / c) [3.1], never more than K in all."""
+        return self._images_per_class(classes) - self.held_out_quota(classes)
+
+    def held_out_quota(self, classes: int) -> int:
+        """Images per class that only measure the accuracy."""
+        return int(self._images_per_class(classes) * self.held_out)
+
+    def _images_per_class(self, classes: int) -> int:
         if self.kind == "per-step":
             raise TreeringError("only GEM keeps exemplars per step: set memory.kind to total or per-class")
         if self.kind == "per-class":
@@ -154,8 +167,9 @@ class Budget(Settings):
 class Augmentation(Settings):
     """How a stage's training images are multiplied before it trains [5]."""
 
-    kind: Literal["twelvefold", "twofold", "crop-mirror", "none"] = "twelvefold"
-    """twelvefold for small images [6], twofold for large ones [7]; crop-mirror, anew for each epoch, is iCaRL's."""
+    kind: Literal["twelvefold", "twofold", "crop-mirror", "photo", "none"] = "twelvefold"
+    """twelvefold for small images [6], twofold for large ones [7]; crop-mirror, anew for each epoch, is iCaRL's; photo,
+    anew for each epoch, is for few photos and a network that has seen many."""
     brightness: float = 63.0
     """Largest change of intensity, of 255 [5]."""
     contrast: tuple[float, float] = (0.2, 1.8)
@@ -163,7 +177,7 @@ class Augmentation(Settings):
     padding: int = 4
     """twelvefold and crop-mirror: zero pixels added on each side before a random crop back to the image's own size."""
     crop_size: int = 224
-    """twofold: side of the network's input; images are held larger (256) and cropped or resized to it [7]."""
+    """twofold, photo: side of the network's input; images are held larger and cropped or resized to it [7]."""
 
     def _check_ranges(self) -> None:
         _require(
@@ -176,7 +190,7 @@ class Augmentation(Settings):
 
 @dataclass(frozen=True)
 class Run(Settings):
-    """The stream that `treering run` learns; a `Learner` has no use for it."""
+    """The stream that `treering run` learns; a `Learner` takes only `image_size` from it."""
 
     dataset: str = "cifar100"
     """A name in `treering.data.DATASETS`, or that of a folder of images in the data folder."""
@@ -187,7 +201,7 @@ class Run(Settings):
     seed: int = 0
     """Of weights, augmentation, batches and noise."""
     image_size: int = 256
-    """Side of the squares that the images of a folder are held as [7]; datasets of one size have no use for it."""
+    """Side of the squares that images of a folder are held as [7], here and by a `Learner`."""
 
     def _check_ranges(self) -> None:
         sizes = (self.classes_per_step,) if isinstance(self.classes_per_step, int) else self.classes_per_step

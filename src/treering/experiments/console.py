@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,16 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from treering import backbones, data, methods
+from treering import data, methods, speed
 from treering.data.stream import ResidentImages, split_steps
 from treering.errors import TreeringError
 from treering.experiments.runner import RunProgress, StreamRun, run_many, run_name
 from treering.recipe import Recipe
-from treering.trainer import TrainingSet
 
 WAVE = 24
 """Runs that are captured before any of them trains: bounds the memory of the device."""
-TIMED_UPDATES = 3
 
 
 def run(
@@ -112,7 +109,7 @@ def show_plan(console: Console, recipes: Sequence[Recipe], folder: Path, results
         passes = sum(stage.image_passes for step in plan for stage in step)
         network = (recipe.backbone, facts.side, recipe.optimizer.batch_size, recipe.engine)
         if network not in rates:
-            rates[network] = images_per_second(recipe, facts.side, place)
+            rates[network] = speed.images_per_second(recipe, (3, facts.side, facts.side), place)
         seconds = passes / rates[network]
         if (results / f"{run_name(recipe)}.json").exists():
             state = "done"
@@ -120,37 +117,16 @@ def show_plan(console: Console, recipes: Sequence[Recipe], folder: Path, results
             passes_left, seconds_left = passes_left + passes, seconds_left + seconds
             state = "unfinished" if (results / ".unfinished" / f"{run_name(recipe)}.safetensors").exists() else "to do"
             missing |= dict.fromkeys(_missing_data(recipe, folder))
-        table.add_row(run_name(recipe), f"{passes:,}", _time(seconds), state)
+        table.add_row(run_name(recipe), f"{passes:,}", speed.as_text(seconds), state)
     console.print(table)
     where = torch.cuda.get_device_name(place) if place.type == "cuda" else "CPU"
     console.print(
-        f"To do: {passes_left:,} image passes, about {_time(seconds_left)} on this {where}, one run after the other "
-        "(measured just now on a few batches; several runs at once on a GPU take less).",
+        f"To do: {passes_left:,} image passes, about {speed.as_text(seconds_left)} on this {where}, one run after "
+        "the other (measured just now on a few batches; several runs at once on a GPU take less).",
         highlight=False,
     )
     for line in missing:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def images_per_second(recipe: Recipe, side: int, device: torch.device) -> float:
-    """How fast this machine trains the recipe's network, from a few batches of blank images."""
-    shape = (3, side, side)
-    features = backbones.build(recipe.backbone, 3, 0)
-    method = methods.create(Recipe(engine=recipe.engine), features, torch.zeros(shape), 0, device)
-    method.network.add_head(10, method.generator)
-    method.trainer.compiles = False  # a minute's work, for a quarter more speed
-    batch_size = recipe.optimizer.batch_size if device.type == "cuda" else min(recipe.optimizer.batch_size, 32)
-    method.network.train()
-    update = method.trainer.batch_update(TrainingSet.empty(batch_size, shape, 10, device), batch_size)
-    update.start_epoch(torch.arange(batch_size, device=device))
-    update()
-    float(update.losses[0])  # waits
-    start = time.perf_counter()
-    for _ in range(TIMED_UPDATES):
-        update.batch_number.zero_()
-        update()
-    float(update.losses[0])
-    return TIMED_UPDATES * batch_size / (time.perf_counter() - start)
 
 
 def _missing_data(recipe: Recipe, folder: Path) -> list[str]:
@@ -161,10 +137,3 @@ def _missing_data(recipe: Recipe, folder: Path) -> list[str]:
         return []
     how = "--download fetches it" if cifar else f"put images in {place}/train/<class>/ and {place}/val/<class>/"
     return [f"{recipe.run.dataset} needs {place}, which is not there: {how}"]
-
-
-def _time(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{seconds / 3600:,.1f} h"

@@ -13,7 +13,7 @@ import platform
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,15 @@ import filelock
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
 
-from treering import augment, backbones, files, methods, metrics
+from treering import backbones, files, methods, metrics
+from treering import in_flight as in_flight_files
 from treering.data.stream import ResidentImages, Stream, StreamStep
 from treering.errors import TreeringError
+from treering.in_flight import prefixed, unprefixed
 from treering.methods.base import Step
-from treering.network import mean_image
 from treering.recipe import Recipe
-from treering.trainer import EpochReport, FitState, InFlight
+from treering.trainer import EpochReport, InFlight
 from treering.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -91,10 +91,10 @@ class StreamRun:
         self.image_passes_planned = sum(stage.image_passes for step in planned for stage in step)
 
         first = next(iter(self.stream))
-        inside = augment.plain(first.images, recipe.augmentation)
-        mean = mean_image(inside, recipe.pixel_scale).cpu()
-        features = backbones.build(recipe.backbone, inside.shape[1], recipe.run.seed)
-        self.method = methods.create(recipe, features, mean, recipe.run.seed, inside.device)
+        features = backbones.build(recipe.backbone, first.images.shape[1], recipe.run.seed)
+        mean = backbones.input_mean(features, first.images, recipe.augmentation, recipe.pixel_scale).cpu()
+        device = first.images.device
+        self.method = methods.create(recipe, features, mean, recipe.run.seed, device)
         self.method.network.reserve(len(images.class_names))
         self._largest_stage = max(stage.images for step in planned for stage in step)
         self.method.trainer.on_start = self._ready
@@ -107,7 +107,7 @@ class StreamRun:
         scores = ("accuracy", "top5", "class_accuracy", "task_accuracy")
         self.record["scores"] = {label: {score: [] for score in scores} for label in self._readouts}
         sizes = torch.tensor([len(classes) for classes in self.stream.steps])
-        self._task_of_class = torch.arange(len(sizes)).repeat_interleave(sizes).to(inside.device)
+        self._task_of_class = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)
         self._confusion: dict[str, list[list[int]]] = {}
 
     def prepare(self) -> None:
@@ -256,15 +256,11 @@ class StreamRun:
     def _save(self, in_flight: InFlight | None) -> None:
         """Write the state: how the step began and, within the step, where its training is."""
         start = self._start
-        tensors = _prefixed("start", start["tensors"]) | {"start.generator": start["generator"]}
+        tensors = prefixed("start", start["tensors"]) | {"start.generator": start["generator"]}
         tensors |= {f"memory.{label}": images for label, images in start["exemplars"].items()}
-        facts = self.record | {"recipe": self.recipe.to_dict(), "head_sizes": start["head_sizes"], "fits": {}}
-        for name in ("current", "previous"):
-            state = getattr(in_flight, name, None)
-            if state is not None:
-                tensors |= _prefixed(name, state.tensors)
-                tensors |= {f"{name}.momentum": state.momentum, f"{name}.generator": state.generator}
-                facts["fits"][name] = [state.number, state.epoch]
+        facts = self.record | {"recipe": self.recipe.to_dict(), "head_sizes": start["head_sizes"]}
+        training, facts["fits"] = in_flight_files.pack(in_flight)
+        tensors |= training
         content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         files.write(self.state_file, safetensors.torch.save(content, {"facts": json.dumps(facts)}))
         self._saved = time.perf_counter()
@@ -281,13 +277,9 @@ class StreamRun:
             if Recipe.from_dict(facts.pop("recipe")) != self.recipe:
                 raise ValueError("it is of a run with other settings")
             head_sizes, fits = facts.pop("head_sizes"), facts.pop("fits")
-            states = {}
-            for name, (number, epoch) in fits.items():
-                parts = _unprefixed(name, tensors)
-                momentum, generator = parts.pop("momentum"), parts.pop("generator")
-                states[name] = FitState(number, epoch, parts, momentum, generator)
-            start, device = _unprefixed("start", tensors), self.method.generator.device
-            stored = {int(label): images.to(device) for label, images in _unprefixed("memory", tensors).items()}
+            in_flight = in_flight_files.unpack(tensors, fits)
+            start, device = unprefixed("start", tensors), self.method.generator.device
+            stored = {int(label): images.to(device) for label, images in unprefixed("memory", tensors).items()}
             memory = dict(sorted(stored.items()))  # the file has them in the order of their names: 0, 1, 10, 2
             begun = {"head_sizes": head_sizes, "exemplars": memory, "generator": start.pop("generator")}
             self.method.restore(before | begun | {"tensors": start})
@@ -298,7 +290,7 @@ class StreamRun:
         set_up = self.record["seconds"]  # this time's
         self.record = facts
         self._count(set_up, "set-up")
-        return InFlight(states["current"], states.get("previous")) if states else None
+        return in_flight
 
 
 def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any] | Exception]:
@@ -372,11 +364,3 @@ def current_commit() -> str:
 
 def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, 4) for value in values]
-
-
-def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
-
-
-def _unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}

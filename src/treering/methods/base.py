@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from treering import augment, losses, pixels, selection
+from treering.backbones import Pretrained
 from treering.memory import Memory
 from treering.network import IncrementalNetwork
 from treering.pixels import Images
@@ -74,7 +75,8 @@ class Method(ABC):
         self.memory = Memory(recipe.memory)
         fast = recipe.engine == "fast" and generator.device.type == "cuda"
         network.mixed_precision = fast
-        network.to(memory_format=torch.channels_last if fast else torch.contiguous_format)  # type: ignore[call-overload]
+        channels_last = fast or isinstance(network.features, Pretrained)  # twice as fast for these on a CPU as well
+        network.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)  # type: ignore[call-overload]
         self.trainer = Trainer(network, self.loss, recipe.optimizer, generator, captured=fast)
 
     @classmethod

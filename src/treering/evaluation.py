@@ -1,0 +1,146 @@
+"""What a model makes of images: predictions file by file, and how many of a folder's it gets right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from treering import images
+from treering.errors import TreeringError
+from treering.images import UnreadableError
+from treering.learner import Learner
+
+BATCH = 32
+"""Images decoded and predicted at once."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable classes of an image, best first; or why it could not be read."""
+
+    file: Path
+    classes: list[tuple[str, float]]
+    """Class and probability."""
+    error: str | None = None
+
+
+def predictions(learner: Learner, files: Sequence[Path], top: int) -> Iterator[Prediction]:
+    """The `top` classes of each file, a batch at a time: any number of files takes the same memory."""
+    model = learner.learnt_model()
+    size, names = model.image_shape[1], [str(name) for name in model.classes]
+
+    def decode(file: Path) -> np.ndarray | str:
+        try:
+            return images.read(file, size)
+        except UnreadableError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(files), BATCH):
+            part = files[start : start + BATCH]
+            decoded = list(pool.map(decode, part))
+            good = [result for result in decoded if not isinstance(result, str)]
+            rows = iter(learner.predict_proba(np.stack(good)) if good else ())
+            for file, result in zip(part, decoded, strict=True):
+                if isinstance(result, str):
+                    yield Prediction(file, [], result)
+                    continue
+                row = next(rows)
+                best = np.argsort(-row, kind="stable")[:top]
+                yield Prediction(file, [(names[index], float(row[index])) for index in best])
+
+
+def files_in(places: Sequence[Path]) -> list[Path]:
+    """Every file that is named, and every file below a folder that is named."""
+    found: list[Path] = []
+    for place in places:
+        found += images.files_below(place) if place.is_dir() else [place]
+    if not found:
+        raise TreeringError(f"no files in {', '.join(map(str, places))}: give images, or folders of images")
+    return found
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How many images of a folder a model gets right."""
+
+    classes: list[str]
+    """Of the model, in the order they were learnt."""
+    confusion: list[list[int]]
+    """Images of each class (row) by the class they are taken for (column)."""
+    new_classes: set[str]
+    """Those of the last step."""
+    skipped: list[tuple[Path, str]]
+
+    @property
+    def images(self) -> int:
+        return sum(map(sum, self.confusion))
+
+    def accuracy(self, classes: Sequence[str] | None = None) -> float | None:
+        """In percent, over the images of these classes; None if there are none."""
+        wanted = set(self.classes if classes is None else classes)
+        rows = [index for index, name in enumerate(self.classes) if name in wanted]
+        total = sum(sum(self.confusion[row]) for row in rows)
+        return 100 * sum(self.confusion[row][row] for row in rows) / total if total else None
+
+
+def evaluate(learner: Learner, folder: Path) -> Evaluation:
+    """Let the model say what each image of `folder`, laid out as for learning, shows."""
+    model = learner.learnt_model()
+    names = [str(name) for name in model.classes]
+    found = images.scan(folder)
+    skipped = list(found.skipped)
+    confusion = np.zeros((len(names), len(names)), int)
+    for name, files in found.classes.items():
+        if name not in names:
+            skipped.append((files[0].parent, "the model does not know this class"))
+            continue
+        for prediction in predictions(learner, files, top=1):
+            if prediction.error:
+                skipped.append((prediction.file, prediction.error))
+            else:
+                confusion[names.index(name), names.index(prediction.classes[0][0])] += 1
+    if not confusion.any():
+        raise TreeringError(f"no image of a class that the model knows in {folder}: it knows {', '.join(names[:10])}")
+    new = {str(name) for name in model.history[-1]["new_classes"]} if len(model.history) > 1 else set()
+    return Evaluation(names, confusion.tolist(), new, skipped)
+
+
+def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
+    """The confusion matrix as a PNG file; classes without images are left out."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise TreeringError("the picture needs matplotlib: pip install 'treering[photos]'") from None
+    rows = [index for index, row in enumerate(evaluation.confusion) if sum(row)]
+    shares = np.array([evaluation.confusion[row] for row in rows], float)
+    columns = [index for index in range(len(evaluation.classes)) if index in rows or shares[:, index].any()]
+    shares = (100 * shares / shares.sum(1, keepdims=True))[:, columns]
+    side = 3.0 + 0.32 * len(columns)
+    figure = Figure(figsize=(side + 1.2, side), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
+    names = [_short(name) for name in evaluation.classes]
+    axes.set_xticks(range(len(columns)), [names[index] for index in columns], rotation=90)
+    axes.set_yticks(range(len(rows)), [names[index] for index in rows])
+    axes.set(xlabel="taken for", ylabel="class")
+    if len(columns) <= 30:
+        for (row, column), share in np.ndenumerate(shares):
+            if share:
+                colour = "white" if share > 55 else "black"
+                axes.text(column, row, f"{share:.0f}", ha="center", va="center", color=colour, fontsize=7)
+    figure.colorbar(image, shrink=0.6, label="% of the class's images")
+    try:
+        figure.savefig(picture, dpi=150)
+    except (OSError, ValueError) as error:
+        raise TreeringError(f"cannot write {picture}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _short(name: str) -> str:
+    plain = images.shown(name).replace("$", r"\$")
+    return plain if len(plain) <= 24 else plain[:23] + "…"

@@ -1,0 +1,114 @@
+"""A model as one file for other programs: ONNX, or PyTorch's own `.pt2`; kept only if it answers as the model does."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from treering import files
+from treering.errors import TreeringError
+from treering.learner import Learner
+from treering.methods.base import Method
+from treering.version import __version__
+
+TOLERANCE = 1e-4
+"""Largest difference of a probability between the exported model and this one."""
+CHECKED = 64
+"""Exemplars that both are asked about."""
+
+
+class Deployed(nn.Module):
+    """Pixels 0..255, N x 3 x H x W at the size of the network's input, to probabilities N x classes."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.network = method.network
+        self.classes = method.network.classes
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network.logits(self.network.extract(images))[:, : self.classes].softmax(1)
+
+
+def export(learner: Learner, out: Path) -> float:
+    """Write `out` (.onnx or .pt2) and return the largest difference found when it was checked on the exemplars."""
+    model = learner.learnt_model()
+    method = model.method
+    if type(method).probabilities is not Method.probabilities:
+        raise TreeringError(
+            f"a model learnt with {method.recipe.method} answers by its exemplars and cannot be exported"
+        )
+    if out.suffix not in (".onnx", ".pt2"):
+        raise TreeringError(f"{out} must end in .onnx or .pt2")
+    method.network.to("cpu").eval()
+    checked = [image for ranked in method.memory.exemplars.values() for image in ranked.cpu()][:CHECKED]
+    if not checked:
+        raise TreeringError("the model has no exemplars to check the exported file with")
+    pixels = method.plain(torch.stack(checked)).float()
+    deployed = Deployed(method).eval()
+    with torch.no_grad():
+        expected = deployed(pixels).numpy()
+    facts = {
+        "classes": json.dumps([str(name) for name in model.classes], ensure_ascii=False),
+        "input": f"images: float32 N x 3 x {pixels.shape[2]} x {pixels.shape[3]}, RGB, pixel values 0..255",
+        "preprocessing": f"resize the whole image to {pixels.shape[3]} x {pixels.shape[2]}; normalisation is inside",
+        "output": "probabilities: float32 N x classes",
+        "treering": __version__,
+    }
+    content, answers = (_onnx if out.suffix == ".onnx" else _pt2)(deployed, pixels, facts)
+    difference = float(np.abs(answers - expected).max())
+    if not difference <= TOLERANCE:
+        raise TreeringError(f"the exported model answers differently (by {difference:.2g}); {out} was not written")
+    try:
+        files.write(out, content)
+    except OSError as error:
+        raise TreeringError(f"cannot write {out}: {error.strerror or error}") from None
+    return difference
+
+
+def _program(deployed: nn.Module, pixels: Tensor) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1, max=4096)
+    with torch.no_grad():
+        return torch.export.export(deployed, (pixels[:2],), dynamic_shapes=({0: batch},))
+
+
+def _onnx(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[bytes, np.ndarray]:
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401  # torch's exporter needs it
+    except ImportError:
+        raise TreeringError("ONNX files need more packages: pip install 'treering[export]'") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        exported: Any = torch.onnx.export(
+            _program(deployed, pixels), input_names=["images"], output_names=["probabilities"], verbose=False
+        )
+    graph = exported.model_proto
+    for key, value in facts.items():
+        graph.metadata_props.add(key=key, value=value)
+    onnx.checker.check_model(graph)
+    content = graph.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return content, _in_two_batches(lambda part: session.run(None, {"images": part.numpy()})[0], pixels)
+
+
+def _pt2(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[bytes, np.ndarray]:
+    buffer = io.BytesIO()
+    torch.export.save(_program(deployed, pixels), buffer, extra_files=facts)
+    loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
+    with torch.no_grad():
+        return buffer.getvalue(), _in_two_batches(lambda part: loaded(part).numpy(), pixels)
+
+
+def _in_two_batches(ask: Any, pixels: Tensor) -> np.ndarray:
+    """Answers for batches of two sizes, so that a fixed one would be noticed."""
+    return np.concatenate([ask(part) for part in (pixels[:1], pixels[1:]) if len(part)])

