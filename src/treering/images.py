@@ -30,6 +30,7 @@ AT_ONCE = 256
 BACKGROUND = (255, 255, 255)
 """What shows through where an image is transparent."""
 
+Image.init()  # registers every format, MPO too
 # Photos of 90 to 180 megapixels are fine; beyond that Pillow refuses to decode.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 

@@ -1,13 +1,14 @@
 """Validation at the edge: whatever a user hands in becomes uint8 images N x C x H x W and a list of plain labels.
 
 Images: a NumPy array N x H x W or N x H x W x C, a torch tensor N x H x W or N x C x H x W, a sequence of images of
-one size, or a torch Dataset of (image, label). C is 1 or 3; values are uint8 0..255 or floating-point 0..1.
+one size, a torch Dataset of (image, label), or an iterator of batches (images, labels). C is 1 or 3; values are uint8
+0..255 or floating-point 0..1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence, Sized
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,15 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from treering.errors import TreeringError
+from treering.pixels import Images, PixelFile, StoredImages
 
 
-def as_examples(images: Any, labels: Any) -> tuple[Tensor, list[Hashable]]:
-    """Images and their labels; a Dataset brings its own labels."""
+def as_examples(images: Any, labels: Any) -> tuple[Images, list[Hashable]]:
+    """Images and their labels; a Dataset and an iterator of batches bring their own labels."""
+    if isinstance(images, Iterator):
+        if labels is not None:
+            raise TreeringError("an iterator of batches brings its own labels: leave the labels out")
+        return _from_batches(images)
     if isinstance(images, Dataset):
         if labels is not None:
             raise TreeringError("a torch Dataset brings its own labels: leave the labels out")
@@ -35,8 +41,32 @@ def as_examples(images: Any, labels: Any) -> tuple[Tensor, list[Hashable]]:
     return pixels, names
 
 
+def _from_batches(batches: Iterator[Any]) -> tuple[Images, list[Hashable]]:
+    """Batches (images, labels), put away one after another: together they need not fit into memory."""
+    file: PixelFile | None = None
+    names: list[Hashable] = []
+    for batch in batches:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise TreeringError("every item of the iterator must be a batch, a pair (images, labels)")
+        pixels, some = as_images(batch[0]), as_labels(batch[1])
+        if len(pixels) != len(some):
+            raise TreeringError(f"a batch has {len(pixels)} images but {len(some)} labels: give one label per image")
+        one_type(some, names)
+        file = file or PixelFile(pixels.shape[1:])
+        if pixels.shape[1:] != file.shape:
+            given, first = (" x ".join(map(str, shape)) for shape in (pixels.shape[1:], file.shape))
+            raise TreeringError(f"all images must have one size: {first} and {given} were given")
+        file.append(pixels)
+        names += some
+    if file is None:
+        raise TreeringError("no images were given: give at least one")
+    return StoredImages(file, torch.arange(len(names))), names
+
+
 def as_images(images: Any) -> Tensor:
     """Images as uint8 N x C x H x W."""
+    if isinstance(images, StoredImages):
+        return images.tensor()
     if isinstance(images, Dataset):
         images = [item[0] if isinstance(item, tuple | list) else item for item in _items(images)]
     if isinstance(images, Tensor):

@@ -53,13 +53,6 @@ class SGD:
         ]
         self.group_of_element = torch.cat([_padded(group) for group in groups]).to(self.values.device)
 
-        heads = (id(network.weight), id(network.bias))
-        rates = [
-            _padded(torch.full((part.numel(),), 1.0 if id(part) in heads else settings.features_lr))
-            for part in self.parameters
-        ]
-        self.rate_of_element = torch.cat(rates).to(self.values)
-
     def start_epoch(self, lr: float, epoch: int, batch_size: int) -> None:
         """Set the learning rate and the noise of `epoch`, counted from 1 over all stages of a step."""
         self.lr.fill_(lr)
@@ -75,8 +68,7 @@ class SGD:
         if self.settings.weight_decay:
             gradient.addcmul_(self._decay_of_element(), self.values, value=self.settings.weight_decay)
         self.momentum.mul_(self.settings.momentum).add_(gradient)
-        direction = self.momentum if self.settings.features_lr == 1 else self.momentum * self.rate_of_element
-        self.values.addcmul_(direction, self.lr, value=-1)
+        self.values.addcmul_(self.momentum, self.lr, value=-1)
 
     def flat(self, tensors: Sequence[Tensor]) -> Tensor:
         """One element after another as the parameters' memory has them, whatever their memory format."""

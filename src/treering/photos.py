@@ -103,6 +103,7 @@ def learn(
     *,
     backbone: str | None = None,
     memory: int | None = None,
+    changes: Sequence[str] = (),
     validation: Path | None = None,
     keep: int = checkpoint.KEEP,
     seed: int = 0,
@@ -114,12 +115,13 @@ def learn(
     """Add the classes and images of `folder` to the model at `path`, which is made if it is not there.
 
     `memory` images of each class are kept, a share of them held out to measure the accuracy on, unless a folder for
-    `validation` is given. `tell` gets the plan before training begins, and a dry run ends with it. `progress` is told
-    what is being done, how much of it is done and how much there is.
+    `validation` is given. `changes` of settings are written as in `Recipe.changed`. `tell` gets the plan before
+    training begins, and a dry run ends with it. `progress` is told what is being done, how much of it is done and how
+    much there is.
     """
     found = images.scan(folder)
     with contextlib.nullcontext() if dry_run else checkpoint.writing(path):
-        learner = _open(path, backbone, memory, seed, device)
+        learner = _open(path, backbone, memory, changes, seed, device)
         model, recipe = learner.model, learner.resolved_recipe()
         known = [str(name) for name in model.classes] if model else []
         kept_out = {known[column]: part for column, part in model.held_out.items()} if model else {}
@@ -194,13 +196,15 @@ def learn(
         return outcome
 
 
-def _open(path: Path, backbone: str | None, memory: int | None, seed: int, device: str) -> Learner:
+def _open(
+    path: Path, backbone: str | None, memory: int | None, changes: Sequence[str], seed: int, device: str
+) -> Learner:
     """The model at `path`, or one that knows nothing yet."""
     if not (path / "manifest.json").exists():
-        recipe = recipe_for(backbone or default_backbone(), methods.find_device(device), memory)
+        recipe = recipe_for(backbone or default_backbone(), methods.find_device(device), memory).changed(changes)
         return Learner(recipe=recipe, seed=seed, device=device)
-    if backbone is not None or memory is not None:
-        raise TreeringError(f"{path} is a model already: its backbone and memory were settled when it was made")
+    if backbone is not None or memory is not None or changes:
+        raise TreeringError(f"{path} is a model already: backbone, memory and settings were settled when it was made")
     learner = Learner.load(path, device=device)
     if learner.model and not all(isinstance(name, str) for name in learner.model.classes):
         raise TreeringError(f"the classes of {path} are numbers, so folders of images cannot be added to it")

@@ -113,15 +113,12 @@ class Optimizer(Settings):
     """Gradient noise: deviation eta / (1 + epoch)^gamma on the gradient summed over the batch [5]; 0 turns it off."""
     noise_gamma: float = 0.55
     """[5]"""
-    features_lr: float = 1.0
-    """Learning rate of the feature extractor relative to that of the heads: below 1 for one that is trained already."""
 
     def _check_ranges(self) -> None:
         _require(self.batch_size >= 2, f"batch_size must be 2 or more (batch normalisation), not {self.batch_size}")
         _require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, not {self.momentum}")
         _require(self.weight_decay >= 0, f"weight_decay must be 0 or more, not {self.weight_decay}")
         _require(self.noise_eta >= 0, f"noise_eta must be 0 or more, not {self.noise_eta}")
-        _require(self.features_lr > 0, f"features_lr must be above 0, not {self.features_lr}")
         _require(self.noise_gamma >= 0, f"noise_gamma must be 0 or more, not {self.noise_gamma}")
 
 
