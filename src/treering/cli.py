@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +125,7 @@ def learn(
     backbone: Annotated[
         str | None, typer.Option(help="efficientnet-lite0, resnet18, resnet32, timm:NAME or torchvision:NAME.")
     ] = None,
-    memory: Annotated[int | None, typer.Option(min=1, help="Images to keep of each class; 20 by default.")] = None,
+    memory: Annotated[int | None, typer.Option(min=1, help="Images to keep of each class; 30 by default.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.epochs=30.")] = None,
     validation: Annotated[Path | None, typer.Option(help="Images to measure the accuracy on.")] = None,
     keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,
@@ -266,8 +267,18 @@ def _print_error(message: object) -> None:
     Console(stderr=True, soft_wrap=True).print(f"treering: {message}", markup=False, highlight=False)
 
 
+def _keep_freed_memory() -> None:
+    """Have Linux's allocator keep what is freed for the next batch: fetching it afresh takes 40 % of a CPU's time."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            allocator = ctypes.CDLL(None)
+            for setting in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+                allocator.mallopt(setting, 2**30)
+
+
 def main() -> None:
     """Entry point of the `treering` command."""
+    _keep_freed_memory()
     try:
         app()
     except TreeringError as error:
