@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+BATCH_PIXELS = 512 * 32 * 32
+"""Of the images that are predicted at once: bounds the memory."""
 SPARE_LOGIT = -1e4
 """Logit of a spare column: its softmax is exactly 0, and unlike infinity it makes no NaN."""
 
@@ -107,7 +109,8 @@ class IncrementalNetwork(nn.Module):
         return self._in_batches(images, lambda part: self(part)[:, : self.classes])
 
     @torch.no_grad()
-    def _in_batches(self, images: Tensor, function: Callable[[Tensor], Tensor], batch_size: int = 512) -> Tensor:
+    def _in_batches(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        batch_size = min(512, max(16, BATCH_PIXELS // images.shape[2:].numel()))
         training = self.training
         self.eval()
         try:
