@@ -5,8 +5,10 @@ A faithful implementation of End-to-End Incremental Learning (Castro et al., ECC
 
 import os
 
+from treering.checkpoint import undo
 from treering.errors import TreeringError
 from treering.learner import Learner, Progress
+from treering.photos import learn
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Schedule
 from treering.version import __version__
 
@@ -20,7 +22,9 @@ __all__ = [
     "Schedule",
     "TreeringError",
     "__version__",
+    "learn",
     "load",
+    "undo",
 ]
 
 

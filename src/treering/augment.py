@@ -2,7 +2,7 @@
 
 Images are N x C x H x W with pixel values 0..255. The four operations are pure functions of images and the random
 values drawn for them; `twelvefold` and `twofold` draw those values, combine the operations as the paper does for
-CIFAR-100 [6] and for ImageNet [7], and return uint8.
+CIFAR-100 [6] and for ImageNet [7], and return uint8; `crop_mirror` is iCaRL's way, `photo` the one for few photos.
 """
 
 from __future__ import annotations

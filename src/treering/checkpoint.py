@@ -93,13 +93,16 @@ def _writer(path: Path) -> str:
         return "another process"
 
 
-def save(model: Model, path: Path, keep: int = 0) -> None:
-    """Write `model` as the folder's new content; the last `keep` versions stay for `undo`."""
+def save(model: Model, path: Path, keep: int | None = None) -> None:
+    """Write `model` as the folder's new content.
+
+    The last `keep` versions stay for `undo`; None keeps those that are there, without the one that is replaced.
+    """
     with writing(path):
         replace(model, path, keep)
 
 
-def replace(model: Model, path: Path, keep: int) -> None:
+def replace(model: Model, path: Path, keep: int | None) -> None:
     """`save` for who is `writing` already."""
     method = model.method
     unsaveable = next((label for label in model.classes if type(label) not in SAVEABLE), None)
@@ -133,19 +136,15 @@ def replace(model: Model, path: Path, keep: int) -> None:
 def undo(path: Path) -> None:
     """Go back to the version before the current one."""
     with writing(path):
-        current = _read_manifest(path)
+        current = read_manifest(path)
         for file in reversed(earlier_versions(path)):
             before = file.read_bytes()
             if _parsed(before, file) != current:  # a writer that was killed has put the current one there already
                 files.write(path / "manifest.json", before)
-                _clean(path, KEEP)
+                (path / ".learning").unlink(missing_ok=True)  # of a step after the version that is gone
+                _clean(path, None)
                 return
         raise TreeringError(f"{path} has no version to go back to: it holds the first one, or the others are gone")
-
-
-def manifest_of(path: Path) -> dict[str, Any]:
-    """What the folder says of its model, without its weights and images."""
-    return _read_manifest(path)
 
 
 def history_of(path: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -163,13 +162,14 @@ def _write_previous(path: Path, number: int, content: bytes) -> None:
     files.write(path / "previous" / f"{number:04d}.json", content)
 
 
-def _clean(path: Path, keep: int) -> None:
-    """Remove versions beyond the last `keep`, and all files that no remaining version names."""
+def _clean(path: Path, keep: int | None) -> None:
+    """Remove versions beyond the last `keep`, if so many are given, and all files that no remaining version names."""
     try:
-        current = _read_manifest(path)
+        current = read_manifest(path)
         older = [file for file in earlier_versions(path) if _parsed(file.read_bytes(), file) != current]
+        kept = older if keep is None else older[max(0, len(older) - keep) :]
         for file in earlier_versions(path):
-            if file not in older[len(older) - keep :]:
+            if file not in kept:
                 file.unlink()
         _remove_unnamed(path, [current, *(_parsed(file.read_bytes(), file) for file in earlier_versions(path))])
     except (OSError, TreeringError) as error:
@@ -179,11 +179,11 @@ def _clean(path: Path, keep: int) -> None:
 def load(path: Path, backbone: nn.Module | None, device: torch.device) -> Model:
     """The model that the folder holds."""
     while True:
-        manifest = _read_manifest(path)
+        manifest = read_manifest(path)
         try:
             return _read_model(path, manifest, backbone, device)
         except TreeringError:
-            if _read_manifest(path) == manifest:
+            if read_manifest(path) == manifest:
                 raise
             # A writer has just put a new version in its place and cleaned up: read that one.
 
@@ -296,7 +296,8 @@ def _seal(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What the folder says of its model, without its weights and images."""
     file = path / "manifest.json"
     try:
         content = file.read_bytes()

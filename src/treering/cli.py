@@ -249,7 +249,7 @@ def undo(model: ModelPath) -> None:
     from treering.console import Printer
 
     checkpoint.undo(model)
-    classes = checkpoint.manifest_of(model)["classes"]
+    classes = checkpoint.read_manifest(model)["classes"]
     Printer(console).line(f"{model} knows {len(classes)} classes again: {', '.join(map(str, classes))}")
 
 

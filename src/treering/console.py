@@ -16,7 +16,7 @@ from treering.images import shown
 from treering.overview import Overview
 from treering.photos import Outcome, Plan
 
-MOST_LINES = 10
+MOST_LINES = 100
 """Of a list that may be long; the rest is counted."""
 
 
@@ -27,10 +27,13 @@ class Printer:
         self.console = console
 
     def line(self, text: str = "") -> None:
-        self.console.print(shown(text), markup=False, highlight=False, soft_wrap=True)
+        self.console.print(shown(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def plan(self, plan: Plan, model: Path, folder: Path) -> None:
         """What was found and what is going to happen."""
+        if plan.done_already:
+            self.line(f"{folder} was learnt already, as step {plan.step}: nothing to do.")
+            return
         recipe, budget = plan.recipe, plan.recipe.memory
         if plan.step == 1:
             seen = ", which has seen ImageNet" if recipe.backbone == "efficientnet-lite0" else ""
@@ -44,9 +47,11 @@ class Printer:
         self.rest(len(plan.new) + len(plan.known))
         self.skipped(plan.skipped)
         per = "each class" if budget.kind == "per-class" else "all classes together"
-        self.line(
-            f"It keeps at most {budget.size} images of {per}; {plan.held_out} images of this step only measure it."
-        )
+        self.line(f"It keeps at most {budget.size} images of {per}, held-out ones included.")
+        if plan.held_out:
+            self.line(f"Held out of training, to measure it: {_images(plan.held_out)}.")
+        elif not plan.own_validation:
+            self.line("No image is held out: that takes classes of 5 images or more, and a memory of 5 or more.")
         where = "GPU" if plan.device.type == "cuda" else "CPU"
         more = ", less what an interrupted call has done already" if plan.resumed else ""
         self.line(f"Training takes about {speed.as_text(plan.seconds)} on this {where}{more}.")
@@ -77,11 +82,9 @@ class Printer:
                 found = [{"class": name, "probability": round(value, 6)} for name, value in prediction.classes]
                 record = {"file": str(prediction.file), "predictions": found}
                 record |= {"error": prediction.error} if prediction.error else {}
-                self.line(json.dumps(record))
+                self.console.file.write(json.dumps(record) + "\n")
             elif prediction.error:
-                error.print(
-                    shown(f"{prediction.file}: {prediction.error}"), markup=False, highlight=False, soft_wrap=True
-                )
+                Printer(error).line(f"{prediction.file}: {prediction.error}")
             else:
                 words = [f"{name} {100 * value:.1f} %" for name, value in prediction.classes]
                 self.line(f"{prediction.file}: {', '.join(words)}")
@@ -133,7 +136,7 @@ class Printer:
         self.line(f"Recipe: {recipe['method']}, {recipe['backbone']}, {epochs}")
         self.line(f"Earlier versions that undo can go back to: {overview.earlier_versions}")
         if overview.unfinished:
-            self.line("A learn was interrupted: the same command goes on with it.")
+            self.line("A learn is running, or was interrupted: then the same command goes on with it.")
 
     def skipped(self, skipped: Sequence[tuple[Path, str]]) -> None:
         """What was left out, and why."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ import numpy as np
 
 from treering import images
 from treering.errors import TreeringError
-from treering.images import UnreadableError
 from treering.learner import Learner
 
 BATCH = 32
@@ -34,16 +32,10 @@ def predictions(learner: Learner, files: Sequence[Path], top: int) -> Iterator[P
     model = learner.learnt_model()
     size, names = model.image_shape[1], [str(name) for name in model.classes]
 
-    def decode(file: Path) -> np.ndarray | str:
-        try:
-            return images.read(file, size)
-        except UnreadableError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(images.WORKERS) as pool:
         for start in range(0, len(files), BATCH):
             part = files[start : start + BATCH]
-            decoded = list(pool.map(decode, part))
+            decoded = list(pool.map(lambda file: images.read_or_reason(file, size), part))
             good = [result for result in decoded if not isinstance(result, str)]
             rows = iter(learner.predict_proba(np.stack(good)) if good else ())
             for file, result in zip(part, decoded, strict=True):

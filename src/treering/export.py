@@ -22,7 +22,7 @@ from treering.version import __version__
 TOLERANCE = 1e-4
 """Largest difference of a probability between the exported model and this one."""
 CHECKED = 64
-"""Exemplars that both are asked about."""
+"""About as many exemplars both are asked about."""
 
 
 class Deployed(nn.Module):
@@ -48,7 +48,8 @@ def export(learner: Learner, out: Path) -> float:
     if out.suffix not in (".onnx", ".pt2"):
         raise TreeringError(f"{out} must end in .onnx or .pt2")
     method.network.to("cpu").eval()
-    checked = [image for ranked in method.memory.exemplars.values() for image in ranked.cpu()][:CHECKED]
+    exemplars = [image for ranked in method.memory.exemplars.values() for image in ranked.cpu()]
+    checked = exemplars[:: max(1, len(exemplars) // CHECKED)]  # some of every class
     if not checked:
         raise TreeringError("the model has no exemplars to check the exported file with")
     pixels = method.plain(torch.stack(checked)).float()
@@ -62,7 +63,13 @@ def export(learner: Learner, out: Path) -> float:
         "output": "probabilities: float32 N x classes",
         "treering": __version__,
     }
-    content, answers = (_onnx if out.suffix == ".onnx" else _pt2)(deployed, pixels, facts)
+    try:
+        content, answers = (_onnx if out.suffix == ".onnx" else _pt2)(deployed, pixels, facts)
+    except TreeringError:
+        raise
+    except Exception as error:  # whatever the exporter makes of a network of the user's
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise TreeringError(f"torch cannot export this network: {reason[0]}") from None
     difference = float(np.abs(answers - expected).max())
     if not difference <= TOLERANCE:
         raise TreeringError(f"the exported model answers differently (by {difference:.2g}); {out} was not written")

@@ -21,8 +21,9 @@ from torch import Tensor
 from treering.errors import TreeringError
 from treering.pixels import PixelFile, StoredImages
 
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF")
-"""MPO is how some phones write JPEG."""
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+WORKERS = min(8, os.cpu_count() or 1)
+"""Files decoded at the same time: each may be a large photo."""
 CLUTTER = ("Thumbs.db", "desktop.ini")
 """Files that systems leave in folders; they and hidden files go without saying."""
 AT_ONCE = 256
@@ -30,7 +31,6 @@ AT_ONCE = 256
 BACKGROUND = (255, 255, 255)
 """What shows through where an image is transparent."""
 
-Image.init()  # registers every format, MPO too
 # Photos of 90 to 180 megapixels are fine; beyond that Pillow refuses to decode.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -47,7 +47,7 @@ def read(path: Path, size: int) -> np.ndarray:
         with Image.open(path, formats=FORMATS) as image:
             image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
             return np.asarray(_square(_opaque(_upright(image)), size))
-    except UnreadableError:
+    except (UnreadableError, MemoryError):
         raise
     except UnidentifiedImageError:
         raise UnreadableError("not a JPEG, PNG, WebP, BMP or GIF image") from None
@@ -56,7 +56,7 @@ def read(path: Path, size: int) -> np.ndarray:
     except OSError as error:
         raise UnreadableError(error.strerror or str(error)) from None
     except Exception as error:  # whatever a decoder makes of damaged bytes
-        raise UnreadableError(f"damaged image ({error or type(error).__name__})") from None
+        raise UnreadableError(f"damaged image ({str(error) or type(error).__name__})") from None
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -113,6 +113,8 @@ def scan(folder: Path) -> ImageFolder:
             loose += [] if _is_clutter(path) else [path]
         elif entry.name.startswith("."):
             found.skipped.append((path, "hidden folder"))
+        elif (path / "manifest.json").exists() and (path / "memory").is_dir():
+            found.skipped.append((path, "a model, not a class"))
         else:
             files = sorted(_files(path, found.skipped))
             if files:
@@ -181,10 +183,10 @@ def load(
     labels: list[str] = []
     rows: list[Tensor] = []
     todo = [(name, path) for name, paths in found.classes.items() for path in paths]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding does not hold the interpreter's lock
+    with ThreadPoolExecutor(WORKERS) as pool:  # decoding does not hold the interpreter's lock
         for start in range(0, len(todo), AT_ONCE):
             part = todo[start : start + AT_ONCE]
-            decoded = pool.map(lambda one: _read_or_reason(one[1], size), part)
+            decoded = pool.map(lambda one: read_or_reason(one[1], size), part)
             good = []
             for (name, path), result in zip(part, decoded, strict=True):
                 if isinstance(result, str):
@@ -201,7 +203,8 @@ def load(
     return LoadedFolder(stored, labels, skipped)
 
 
-def _read_or_reason(path: Path, size: int) -> np.ndarray | str:
+def read_or_reason(path: Path, size: int) -> np.ndarray | str:
+    """What `read` gives, or why it does not."""
     try:
         return read(path, size)
     except UnreadableError as error:

@@ -22,10 +22,10 @@ from treering.pixels import Images, PixelFile, StoredImages
 
 def as_examples(images: Any, labels: Any) -> tuple[Images, list[Hashable]]:
     """Images and their labels; a Dataset and an iterator of batches bring their own labels."""
-    if isinstance(images, Iterator):
+    if isinstance(images, Iterable) and not isinstance(images, Dataset | Tensor | np.ndarray | Sequence | StoredImages):
         if labels is not None:
             raise TreeringError("an iterator of batches brings its own labels: leave the labels out")
-        return _from_batches(images)
+        return _from_batches(iter(images))
     if isinstance(images, Dataset):
         if labels is not None:
             raise TreeringError("a torch Dataset brings its own labels: leave the labels out")

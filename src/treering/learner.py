@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from treering.model import Model
 from treering.pixels import Images
 from treering.recipe import Budget, Recipe
 from treering.trainer import EpochReport, InFlight
+
+if TYPE_CHECKING:
+    from treering.evaluation import Evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +72,10 @@ class Learner:
     ) -> None:
         """Nothing is checked or built before the first `partial_fit`.
 
-        backbone: a name ("resnet32", "resnet18", "small") or a module that maps images N x C x H x W to features
-        N x D (a copy of it is trained); memory: how many images to keep in all, or a `Budget`; both replace what the
-        recipe says. recipe: every other setting; the paper's for CIFAR-100 by default. device: "auto", "cpu", "cuda".
+        backbone: a name ("resnet32", "efficientnet-lite0", "timm:NAME", …) or a module that maps images N x C x H x W
+        to features N x D (a copy of it is trained); memory: how many images to keep in all, or a `Budget`; both replace
+        what the recipe says. recipe: every other setting; the paper's for CIFAR-100 by default, which multiplies images
+        in memory; `Recipe.find("photos")` takes any number of them. device: "auto", "cpu", "cuda".
         progress: called after each epoch.
         """
         self.backbone = backbone
@@ -200,9 +204,21 @@ class Learner:
         predicted = self.predict(pixels)
         return float(np.mean([given == name for given, name in zip(predicted.tolist(), names, strict=True)]))
 
-    def save(self, folder: str | os.PathLike[str], keep: int = 0) -> None:
+    def save(self, folder: str | os.PathLike[str], keep: int | None = None) -> None:
         """Write a model folder, or a new version into one, atomically; the last `keep` versions stay for `undo`."""
         checkpoint.save(self.learnt_model(), Path(folder), keep)
+
+    def evaluate(self, folder: str | os.PathLike[str]) -> Evaluation:
+        """How many images of a folder, one folder per class, it gets right."""
+        from treering import evaluation
+
+        return evaluation.evaluate(self, Path(folder))
+
+    def export(self, out: str | os.PathLike[str]) -> float:
+        """Write one file for other programs, OUT.onnx or OUT.pt2; returns by how much its answers differ."""
+        from treering import export
+
+        return export.export(self, Path(out))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], backbone: nn.Module | None = None, device: str = "auto") -> Learner:

@@ -22,8 +22,6 @@ THUMBNAIL, GAP, NAME_WIDTH = 72, 4, 190
 class Overview:
     """All that `treering info` shows."""
 
-    path: Path
-    saved: str
     steps: list[dict[str, Any]]
     """The history: time, new classes, images and accuracy of each step."""
     memory: dict[str, int]
@@ -38,7 +36,16 @@ class Overview:
 
 def of(path: Path) -> Overview:
     """The folder's own record, without loading the network."""
-    manifest = checkpoint.manifest_of(path)
+    manifest = checkpoint.read_manifest(path)
+    try:
+        return _read(path, manifest)
+    except TreeringError:
+        if checkpoint.read_manifest(path) == manifest:
+            raise
+        return of(path)  # a writer has just put a new version in its place
+
+
+def _read(path: Path, manifest: dict[str, Any]) -> Overview:
     names = [str(name) for name in manifest["classes"]]
     entries = manifest["files"]
     history = checkpoint.history_of(path, manifest)
@@ -49,8 +56,6 @@ def of(path: Path) -> Overview:
     sizes = {"weights": size("weights-*"), "memory": size("memory/*/*"), "held-out images": size("held-out/*/*")}
     sizes["other"] = size("**/*", ".learning") - sum(sizes.values())
     return Overview(
-        path,
-        manifest["saved"],
         history,
         {name: len(part) for name, part in zip(names, entries["memory"], strict=True)},
         {name: len(part) for name, part in zip(names, entries.get("held_out", [[]] * len(names)), strict=True)},

@@ -14,7 +14,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from treering import checkpoint, files, images, in_flight, methods, pixels, speed
 from treering.errors import TreeringError
@@ -57,10 +58,14 @@ class Plan:
     skipped: list[tuple[Path, str]]
     held_out: int
     """Images that are kept out of training to measure the accuracy."""
+    own_validation: bool
+    """Whether the accuracy is measured on a folder of the user's."""
     seconds: float
     """How long the training takes, about."""
     resumed: bool
     """Whether an earlier call had begun this very step."""
+    done_already: bool = False
+    """Whether an earlier call had even finished it."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,9 @@ def recipe_for(backbone: str, device: torch.device, memory: int | None = None) -
     """The settings for a person's photos: for a network that is trained already or from scratch, on a CPU or a GPU."""
     trained = backbone == "efficientnet-lite0" or ":" in backbone
     recipe = replace(Recipe.find("photos" if trained else "photos-from-scratch"), backbone=backbone)
-    if device.type == "cuda":
-        recipe = recipe.changed(["augmentation.crop_size=224", "run.image_size=256"])
+    if device.type == "cuda":  # faster, so: larger images for longer; still eager, since compiling takes a minute
+        more = ["augmentation.crop_size=224", "run.image_size=256", "training.epochs=30", "training.drop_at=[15, 25]"]
+        recipe = recipe.changed(more if trained else more[:2])
     if memory is not None:
         recipe = replace(recipe, memory=replace(recipe.memory, size=memory))
     return recipe
@@ -120,62 +126,68 @@ def learn(
     much there is.
     """
     found = images.scan(folder)
-    with contextlib.nullcontext() if dry_run else checkpoint.writing(path):
+    checks = images.scan(validation) if validation else None
+    place = methods.find_device(device)
+    with _out_of_memory_told(path), contextlib.nullcontext() if dry_run else checkpoint.writing(path):
         learner = _open(path, backbone, memory, changes, seed, device)
         model, recipe = learner.model, learner.resolved_recipe()
         known = [str(name) for name in model.classes] if model else []
-        kept_out = {known[column]: part for column, part in model.held_out.items()} if model else {}
         size = model.image_shape[1] if model else recipe.run.image_size
-        place = None if dry_run else path  # the disk that must have room anyway
-        loaded = images.load(found, size, place, functools.partial(progress, "reading"))
+        disk = None if dry_run else path  # it must have room for the model anyway
+        loaded = images.load(found, size, disk, functools.partial(progress, "reading"))
         new = sorted(set(loaded.labels) - set(known))
         _require_classes(folder, loaded, known, new)
+        digests = [_digest(image) for part in loaded.images.split(256) for image in part]
+        files_now = _fingerprint(repr(loaded.labels), str(checks is None), *(digest.hex() for digest in digests))
 
-        if validation:
-            held_out: list[int] = []
-            checks = images.load(images.scan(validation), size, place, functools.partial(progress, "reading"))
-            measured = _by_class(checks, range(len(checks.labels)))
-            measured = {name: part for name, part in measured.items() if name in {*known, *new}}
+        held_out: set[int] = set()
+        copies: set[int] = set()
+        if checks:
+            measured = _validation(checks, size, disk, known + new)
         else:
-            quota = recipe.memory.held_out_quota(len(known) + len(new))
-            room = {name: quota - len(part) for name, part in kept_out.items()}
-            held_out = _held_out(loaded.labels, room, quota, seed=len(learner.history_))
-            measured = _by_class(loaded, held_out)
-            for name, part in kept_out.items():
-                measured[name] = pixels.join([part, measured[name]]) if name in measured else part
-        trained = sorted(set(range(len(loaded.labels))) - set(held_out))
+            measured, held_out, copies = _held_out(loaded, digests, model, recipe, known, new)
+        trained = sorted(set(range(len(loaded.labels))) - held_out - copies)
+        if not trained:
+            raise TreeringError(f"{folder} has no image that is not held out already: nothing to learn")
         step, names = loaded.images[torch.tensor(trained)], [loaded.labels[index] for index in trained]
 
-        fingerprint = _fingerprint(path, learner, found, validation)
+        manifest = path / "manifest.json"
+        before_it = manifest.read_bytes().hex() if manifest.exists() else recipe.to_toml()
+        fingerprint = _fingerprint(before_it, str(learner.seed), str(torch.get_num_threads()), files_now)
         resume = _unfinished(path, fingerprint)
         passes = _image_passes(model, recipe, names)
         side = recipe.augmentation.crop_size if recipe.augmentation.kind in ("photo", "twofold") else size
-        rate = speed.images_per_second(recipe, (3, side, side), methods.find_device(device))
         # To distil, the network before the step sees each image too: about a third of the cost of training on it.
-        seconds = passes / rate * (4 / 3 if known else 1)
+        seconds = passes / speed.images_per_second(recipe, (3, side, side), place) * (4 / 3 if known else 1)
         counts = Counter(loaded.labels)
-        tell(
-            Plan(
-                recipe,
-                methods.find_device(device),
-                len(learner.history_) + 1,
-                {name: counts[name] for name in new},
-                {name: counts[name] for name in known if name in counts},
-                loaded.skipped,
-                len(held_out),
-                seconds,
-                resume is not None,
-            )
+        plan = Plan(
+            recipe,
+            place,
+            len(learner.history_) + 1,
+            {name: counts[name] for name in new},
+            {name: counts[name] for name in known if name in counts},
+            loaded.skipped,
+            len(held_out),
+            checks is not None,
+            seconds,
+            resume is not None,
         )
+        if model and model.history[-1].get("files") == files_now:  # a call that was killed when it had saved already
+            tell(replace(plan, step=len(learner.history_), done_already=True))
+            return None
+        tell(plan)
         if dry_run:
             return None
 
-        started = time.monotonic()
+        started = saved = time.monotonic()
         before = _right_by_class(learner, {name: part for name, part in measured.items() if name in known})
-        saved, done = time.monotonic(), 0
+        done = 0
 
         def watch(report: EpochReport) -> None:
             nonlocal saved, done
+            if not done and resume:  # epochs of an earlier call count too
+                left = report.image_passes * (report.epochs - report.epoch + 1)
+                done = report.image_passes * (report.epoch - 1) if report.stage == "training" else passes - left
             done += report.image_passes
             progress("training", done, passes)
             if time.monotonic() - saved >= SAVE_EVERY:
@@ -184,29 +196,45 @@ def learn(
 
         learner.learn(step, names, resume, watch)
         outcome = _outcome(measured, known, before, _right_by_class(learner, measured), time.monotonic() - started)
-        model = learner.model
-        assert model is not None
-        if not validation:
+        model = learner.learnt_model()
+        if not checks:
+            quota = recipe.memory.held_out_quota(len(model.classes))
             kept = {name: pixels.tensor(part)[:quota] for name, part in measured.items()}
             model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
         accuracy = {"all": outcome.accuracy, "old": outcome.old_after, "old_before": outcome.old_before}
-        model.history[-1] |= {"accuracy": accuracy | {"new": outcome.new, "images": outcome.images}}
+        accuracy |= {"new": outcome.new, "images": outcome.images}
+        model.history[-1] |= {"accuracy": accuracy, "files": files_now}
         checkpoint.replace(model, path, keep)
         (path / ".learning").unlink(missing_ok=True)
         return outcome
+
+
+@contextlib.contextmanager
+def _out_of_memory_told(path: Path) -> Iterator[None]:
+    """Torch and Python say it in many ways."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
+            raise TreeringError(f"out of memory; {path} is as it was: close other programs and try again") from None
+        raise
 
 
 def _open(
     path: Path, backbone: str | None, memory: int | None, changes: Sequence[str], seed: int, device: str
 ) -> Learner:
     """The model at `path`, or one that knows nothing yet."""
+    place = methods.find_device(device)
     if not (path / "manifest.json").exists():
-        recipe = recipe_for(backbone or default_backbone(), methods.find_device(device), memory).changed(changes)
+        recipe = recipe_for(backbone or default_backbone(), place, memory).changed(changes)
         return Learner(recipe=recipe, seed=seed, device=device)
-    if backbone is not None or memory is not None or changes:
-        raise TreeringError(f"{path} is a model already: backbone, memory and settings were settled when it was made")
     learner = Learner.load(path, device=device)
-    if learner.model and not all(isinstance(name, str) for name in learner.model.classes):
+    recipe = learner.resolved_recipe()
+    wanted = replace(recipe, backbone=backbone or recipe.backbone)
+    wanted = replace(wanted, memory=replace(recipe.memory, size=memory or recipe.memory.size)).changed(changes)
+    if wanted != recipe:
+        raise TreeringError(f"{path} is a model already: its backbone, memory and settings cannot be changed any more")
+    if not all(isinstance(name, str) for name in learner.learnt_model().classes):
         raise TreeringError(f"the classes of {path} are numbers, so folders of images cannot be added to it")
     return learner
 
@@ -219,18 +247,53 @@ def _require_classes(folder: Path, loaded: LoadedFolder, known: Sequence[str], n
         raise TreeringError(f"{folder} has one class only, {new[0]}: a model needs two or more to tell apart")
 
 
-def _held_out(labels: Sequence[str], room: Mapping[str, int], quota: int, seed: int) -> list[int]:
-    """Which images are kept out of training: one in ten of each class, within its share of the memory's budget.
+def _validation(checks: ImageFolder, size: int, disk: Path | None, classes: Sequence[str]) -> dict[str, Images]:
+    """The images of the user's own validation folder, of the classes that the model is going to know."""
+    loaded = images.load(checks, size, disk)
+    for path, reason in loaded.skipped:
+        logger.warning("%s is left out: %s", path, reason)
+    measured = {name: part for name, part in _by_class(loaded, range(len(loaded.labels))).items() if name in classes}
+    if not measured:
+        raise TreeringError("the validation folder has no readable image of a class that the model is going to know")
+    return measured
 
-    `room` says for classes that have such images already how many more they may have; the others may have `quota`.
+
+def _held_out(
+    loaded: LoadedFolder,
+    digests: Sequence[bytes],
+    model: Model | None,
+    recipe: Recipe,
+    known: Sequence[str],
+    new: Sequence[str],
+) -> tuple[dict[str, Images], set[int], set[int]]:
+    """Images to measure the accuracy on: one in ten of each class, within its share of the memory's budget.
+
+    Returns those of each class, of earlier steps too; which images of this step are held out; and which others are
+    copies of held-out ones, so that they must not be trained on either.
     """
-    random = np.random.RandomState(seed)
+    random = np.random.RandomState(len(model.history) if model else 0)
+    earlier = {known[column]: part for column, part in model.held_out.items()} if model else {}
+    quota = recipe.memory.held_out_quota(len(known) + len(new))
+    secret = {_digest(image) for part in earlier.values() for image in part}
+    free: dict[str, list[int]] = {}
+    for index, (name, digest) in enumerate(zip(loaded.labels, digests, strict=True)):
+        if digest not in secret:
+            free.setdefault(name, []).append(index)
     chosen: list[int] = []
-    for name in sorted(set(labels)):
-        own = [index for index, label in enumerate(labels) if label == name]
-        count = min(max(1, len(own) // HELD_OUT), max(room.get(name, quota), 0)) if len(own) >= ENOUGH else 0
+    for name, own in sorted(free.items()):
+        room = max(0, quota - len(earlier.get(name, ())))
+        count = min(max(1, len(own) // HELD_OUT), room) if len(own) >= ENOUGH else 0
         chosen += random.permutation(own)[:count].tolist()
-    return chosen
+    secret |= {digests[index] for index in chosen}
+    copies = {index for index, digest in enumerate(digests) if digest in secret} - set(chosen)
+    measured = _by_class(loaded, chosen)
+    for name, part in earlier.items():
+        measured[name] = pixels.join([part, measured[name]]) if name in measured else part
+    return measured, set(chosen), copies
+
+
+def _digest(image: Tensor) -> bytes:
+    return hashlib.sha1(image.cpu().numpy().tobytes(), usedforsecurity=False).digest()
 
 
 def _by_class(loaded: LoadedFolder, chosen: Sequence[int]) -> dict[str, Images]:
@@ -285,20 +348,8 @@ def _image_passes(model: Model | None, recipe: Recipe, names: Sequence[str]) -> 
     return passes
 
 
-def _fingerprint(path: Path, learner: Learner, found: ImageFolder, validation: Path | None) -> str:
-    """Of all that decides the result of a step: the model before it, the settings and the files."""
-    manifest = path / "manifest.json"
-    parts = [
-        manifest.read_bytes().hex() if manifest.exists() else json.dumps(learner.resolved_recipe().to_dict()),
-        str(learner.seed),
-        str(validation is None),
-        str(torch.get_num_threads()),
-    ]
-    for name, paths in found.classes.items():
-        for file in paths:
-            with contextlib.suppress(OSError):
-                status = file.stat()
-                parts.append(f"{name!r} {file.name!r} {status.st_size} {status.st_mtime_ns}")
+def _fingerprint(*parts: str) -> str:
+    """Of all that decides a result."""
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 

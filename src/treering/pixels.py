@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +32,9 @@ class PixelFile:
         """The images in these rows. Read, not mapped: mapped pages would count as memory in use."""
         pixels = np.empty((len(rows), self._row_bytes), np.uint8)
         for target, row in zip(pixels, rows.tolist(), strict=True):
-            os.preadv(self._file.fileno(), [target.data], row * self._row_bytes)
+            self._file.seek(row * self._row_bytes)
+            if self._file.readinto(target.data) != self._row_bytes:
+                raise OSError("a temporary file was cut short")
         return torch.from_numpy(pixels).view(len(rows), *self.shape)
 
 
@@ -76,5 +77,8 @@ def join(parts: Sequence[Images]) -> Images:
     if stored is None:
         return torch.cat([part for part in parts if isinstance(part, Tensor)])
     file = stored.file
-    rows = [part.rows if isinstance(part, StoredImages) else file.append(part) for part in parts]
+    rows = [
+        part.rows if isinstance(part, StoredImages) and part.file is file else file.append(tensor(part))
+        for part in parts
+    ]
     return StoredImages(file, torch.cat(rows))

@@ -67,7 +67,7 @@ def _read(classes: dict[str, list[Path]], names: Sequence[str], size: int) -> tu
             return False
         return True
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding does not hold the interpreter's lock
+    with ThreadPoolExecutor(images.WORKERS) as pool:  # decoding does not hold the interpreter's lock
         readable = np.fromiter(pool.map(decode, range(len(files))), bool, len(files))
     empty = next((name for label, name in enumerate(names) if not readable[labels == label].any()), None)
     if empty is not None:
