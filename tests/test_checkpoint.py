@@ -99,7 +99,7 @@ def test_a_loaded_learner_is_the_saved_one_bit_for_bit(folder: Path, older: Lear
     assert np.array_equal(loaded.predict_proba(IMAGES), older.predict_proba(IMAGES))
     assert loaded.predict(IMAGES).tolist() == older.predict(IMAGES).tolist()
     assert loaded.history_ == older.history_
-    assert loaded.resolved_recipe() == older._resolved_recipe()
+    assert loaded.resolved_recipe() == older.resolved_recipe()
     assert loaded.seed == older.seed
 
 
@@ -792,8 +792,8 @@ def test_a_reader_is_not_misled_by_a_writer_that_goes_back_to_the_older_model(
 
 def test_a_file_that_stays_missing_is_reported_soon(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
-    read = checkpoint._read_manifest
-    monkeypatch.setattr(checkpoint, "_read_manifest", lambda path: reads.append(path) or read(path))
+    read = checkpoint.read_manifest
+    monkeypatch.setattr(checkpoint, "read_manifest", lambda path: reads.append(path) or read(path))
     (folder / named_files(folder)[0]).unlink()
     refused(lambda: load(folder), "is missing")
     assert len(reads) <= 10
@@ -805,3 +805,183 @@ def test_the_shared_recipe_is_not_what_a_folder_silently_assumes(tmp_path: Path)
     loaded = Learner.load(tmp_path / "model", device="cpu")
     assert loaded.resolved_recipe().temperature == 3.5
     assert loaded.resolved_recipe().training == RECIPE.training
+
+
+# Versions
+
+
+class Versions:
+    """Learners that each know one class more, and what they have learnt. Tests share them and do not change them."""
+
+    def __init__(self, count: int) -> None:
+        self.learners = [tiny_learner(memory=9).partial_fit(*examples({"cat": 4, "dog": 4}))]
+        for number in range(1, count):
+            more = examples({f"class {number}": 3}, seed=number)
+            self.learners.append(copy.deepcopy(self.learners[-1]).partial_fit(*more))
+        self.states = [state_of(learner) for learner in self.learners]
+
+    def save_all(self, path: Path, count: int, keep: int) -> Path:
+        for learner in self.learners[:count]:
+            learner.save(path, keep)
+        return path
+
+    def index(self, path: Path) -> int:
+        """Which of them the folder holds."""
+        return self.states.index(state_of(load(path)))
+
+
+@pytest.fixture(scope="module")
+def versions() -> Versions:
+    return Versions(6)
+
+
+def every_named_file(path: Path) -> set[str]:
+    """All that the current version and the earlier ones name, and their manifests."""
+    manifests = [path / "manifest.json", *checkpoint.earlier_versions(path)]
+    names = {file.relative_to(path).as_posix() for file in manifests}
+    for file in manifests:
+        entries = json.loads(file.read_bytes())["files"]
+        parts = [entry for kind in ("memory", "held_out") for part in entries[kind] for entry in part]
+        names |= {entry["name"] for entry in (entries["weights"], entries["history"], *parts)}
+    return names
+
+
+def steps_back(path: Path, versions: Versions) -> list[int]:
+    """The versions that one undo after the other leads to, until there is none."""
+    found = []
+    while True:
+        before = all_files(path)
+        try:
+            checkpoint.undo(path)
+        except TreeringError as error:
+            assert "has no version to go back to" in str(error)
+            assert str(path) in str(error)
+            assert "\n" not in str(error)
+            assert all_files(path) == before
+            return found
+        found.append(versions.index(path))
+        assert set(all_files(path)) == every_named_file(path) | {".lock"}
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 3, 5])
+def test_undo_goes_back_exactly_as_many_versions_as_are_kept(tmp_path: Path, versions: Versions, keep: int) -> None:
+    for count in range(1, 7):
+        path = versions.save_all(tmp_path / str(count), count, keep)
+        assert set(all_files(path)) == every_named_file(path) | {".lock"}
+        assert len(checkpoint.earlier_versions(path)) == min(keep, count - 1)
+        last = count - 1
+        assert steps_back(path, versions) == list(range(last - 1, max(last - keep, 0) - 1, -1))
+
+
+def test_undo_brings_back_every_byte(tmp_path: Path, versions: Versions) -> None:
+    path = versions.save_all(tmp_path / "model", 2, keep=3)
+    before = all_files(path)
+    versions.learners[2].save(path, keep=3)
+    checkpoint.undo(path)
+    assert all_files(path) == before
+
+
+def test_saving_without_keeping_removes_the_versions_that_were_kept(tmp_path: Path, versions: Versions) -> None:
+    path = versions.save_all(tmp_path / "model", 2, keep=2)
+    versions.learners[2].save(path, keep=0)
+    assert checkpoint.earlier_versions(path) == []
+    assert set(all_files(path)) == {*named_files(path), "manifest.json", ".lock"}
+    refused(lambda: checkpoint.undo(path), str(path), "has no version to go back to")
+    assert versions.index(path) == 2
+
+
+def test_after_undo_one_can_save_and_undo_again(tmp_path: Path, versions: Versions) -> None:
+    path = versions.save_all(tmp_path / "model", 3, keep=2)
+    checkpoint.undo(path)
+    versions.learners[4].save(path, keep=2)
+    assert versions.index(path) == 4
+    assert steps_back(path, versions) == [1, 0]
+
+
+def test_what_is_no_model_cannot_be_undone(tmp_path: Path, folder: Path) -> None:
+    refused(lambda: checkpoint.undo(folder), str(folder), "has no version to go back to")
+    for path in (tmp_path / "none", tmp_path / "empty"):
+        if path.name == "empty":
+            path.mkdir()
+        existed = path.exists()
+        with pytest.raises(TreeringError):
+            checkpoint.undo(path)
+        assert path.exists() <= existed, "nothing is made where nothing was"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "full disk",
+        "interrupted",
+        "power cut while writing",
+        "power cut after writing",
+    ],
+)
+def test_a_crash_at_any_write_of_undo_leaves_one_version_or_the_other(
+    tmp_path: Path, versions: Versions, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    original = versions.save_all(tmp_path / "model", 3, keep=2)
+    at = 0
+    while True:
+        at += 1
+        path = tmp_path / f"crash{at}"
+        shutil.copytree(original, path)
+        crash = Crash(kind, at)
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "write", crash)
+            try:
+                checkpoint.undo(path)
+                break
+            except (TreeringError, KeyboardInterrupt):
+                pass
+        done = any(file.name == "manifest.json" for file in crash.written)
+        assert versions.index(path) == (1 if done else 2)
+        assert steps_back(path, versions) == ([0] if done else [1, 0])
+    assert at > 1
+
+
+@pytest.mark.parametrize("kind", ["full disk", "interrupted", "power cut while writing", "power cut after writing"])
+def test_a_crash_at_any_write_of_a_save_loses_no_earlier_version(
+    tmp_path: Path, versions: Versions, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    original = versions.save_all(tmp_path / "model", 3, keep=2)
+    at = 0
+    while True:
+        at += 1
+        path, again = tmp_path / f"crash{at}", tmp_path / f"again{at}"
+        shutil.copytree(original, path)
+        crash = Crash(kind, at)
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "write", crash)
+            try:
+                versions.learners[3].save(path, keep=2)
+                break
+            except (TreeringError, KeyboardInterrupt):
+                pass
+        done = any(file.name == "manifest.json" for file in crash.written)
+        assert versions.index(path) == (3 if done else 2)
+        shutil.copytree(path, again)
+        if not done:
+            versions.learners[3].save(again, keep=2)
+            assert set(all_files(again)) == every_named_file(again) | {".lock"}
+            assert steps_back(again, versions) == [2, 1]
+        assert steps_back(path, versions)[:2] == ([2, 1] if done else [1, 0])
+    assert at > 5
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut short", "one bit flipped"])
+def test_undo_to_a_damaged_version_is_refused_and_the_current_one_stays(
+    tmp_path: Path, versions: Versions, damage: str
+) -> None:
+    path = versions.save_all(tmp_path / "model", 2, keep=1)
+    (earlier,) = checkpoint.earlier_versions(path)
+    weights = path / json.loads(earlier.read_bytes())["files"]["weights"]["name"]
+    for file in (earlier, weights) if damage != "missing" else (weights,):
+        content = file.read_bytes()
+        DAMAGES[damage][0](file)
+        refused(lambda: checkpoint.undo(path), str(file))
+        assert versions.index(path) == 1
+        file.write_bytes(content)
+    checkpoint.undo(path)
+    assert versions.index(path) == 0

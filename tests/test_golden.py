@@ -23,7 +23,7 @@ BATCHES = 5
 class Recording(Learner):
     """A learner that keeps the losses of the first batches of each stage."""
 
-    def _report(self, step: int, report: EpochReport) -> None:
+    def _report(self, step: int, watch: Any, report: EpochReport) -> None:
         stages: dict[str, list[float]] = self.__dict__.setdefault("recorded", {})
         losses = stages.setdefault(f"step {step} {report.stage}", [])
         losses += report.losses.double().tolist()[: BATCHES - len(losses)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from conftest import SIDE, examples, images_of, state_of, tiny_learner
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from treering import Budget, Learner, Recipe, TreeringError, inputs
 
@@ -233,7 +234,6 @@ BAD_IMAGES: dict[str, tuple[Any, str]] = {
     "an empty tensor": (torch.zeros(0, 3, 8, 8), "no images"),
     "nothing": (None, "NoneType"),
     "a number": (5, "int"),
-    "a text": ("photos", "<U"),
     "an array without dimensions": (np.array(5, np.uint8), "dimensions"),
     "a tensor without dimensions": (torch.tensor(0.5), "dimensions"),
     "an array of one dimension": (np.zeros(4, np.uint8), "1 dimensions"),
@@ -441,3 +441,96 @@ def test_a_learner_that_refused_its_first_images_can_learn_others(fitted: Learne
     rejected(learner, lambda learner: learner.partial_fit(IMAGES[:0], []), "no images")
     rejected(learner, lambda learner: learner.partial_fit(*examples(dict.fromkeys("abcde", 1))), "cannot hold 5")
     assert state_of(learner.partial_fit(*examples({"cat": 4, "dog": 4}))) == state_of(fitted)
+
+
+# Iterators of batches.
+
+
+def batches_of(images: Any, labels: Any, *sizes: int) -> Iterator[tuple[Any, Any]]:
+    """Batches of these sizes, one after the other."""
+    start = 0
+    for size in sizes:
+        yield images[start : start + size], labels[start : start + size]
+        start += size
+
+
+@pytest.mark.parametrize("sizes", [(4,), (1, 1, 1, 1), (3, 1), (1, 3)], ids=str)
+@pytest.mark.parametrize("form", COLOUR_FORMS.values(), ids=COLOUR_FORMS)
+def test_batches_are_the_images_in_their_order(sizes: tuple[int, ...], form: Callable[[np.ndarray], Any]) -> None:
+    pixels, labels = inputs.as_examples(batches_of(form(IMAGES), LABELS, *sizes), None)
+    assert labels == LABELS
+    assert pixels.shape == (4, 3, SIDE, SIDE)
+    assert np.array_equal(inputs.as_images(pixels).numpy(), np.moveaxis(IMAGES, -1, 1))
+
+
+def test_batches_are_taken_one_at_a_time() -> None:
+    alive: list[Any] = []
+
+    class Batch(np.ndarray):
+        """An array that can be watched."""
+
+    def watched() -> Iterator[tuple[Any, Any]]:
+        for _ in range(5):
+            batch = IMAGES.view(Batch).copy()
+            alive.append(weakref.ref(batch))
+            yield batch, LABELS
+            del batch
+            assert sum(one() is not None for one in alive) <= 1
+
+    pixels, labels = inputs.as_examples(watched(), None)
+    assert (len(pixels), len(labels), len(alive)) == (20, 20, 5)
+
+
+def test_a_data_loader_gives_batches() -> None:
+    items = [(image, number) for number, image in enumerate(channels_first(IMAGES))]
+    loader = DataLoader(Pairs(items), batch_size=3)
+    pixels, labels = inputs.as_examples(iter(loader), None)
+    assert labels == [0, 1, 2, 3]
+    assert torch.equal(inputs.as_images(pixels), channels_first(IMAGES))
+
+
+@pytest.mark.parametrize("sizes", [(8,), (3, 5), (1,) * 8], ids=str)
+def test_batches_and_arrays_give_the_identical_learner(fitted: Learner, sizes: tuple[int, ...]) -> None:
+    images, labels = examples({"cat": 4, "dog": 4})
+    learner = tiny_learner(memory=4).partial_fit(batches_of(images, labels, *sizes))
+    assert state_of(learner) == state_of(fitted)
+    more, owls = examples({"owl": 3, "cat": 2}, seed=1)
+    by_arrays = tiny_learner(memory=4).partial_fit(images, labels).partial_fit(more, owls)
+    by_batches = learner.partial_fit(batches_of(more, owls, 2, 3))
+    assert state_of(by_batches) == state_of(by_arrays)
+
+
+def test_score_takes_batches_too(fitted: Learner) -> None:
+    images, labels = examples({"cat": 3, "dog": 3}, seed=2)
+    assert fitted.score(batches_of(images, labels, 2, 4)) == fitted.score(images, labels)
+
+
+def failing_later() -> Iterator[tuple[Any, Any]]:
+    yield IMAGES, LABELS
+    raise TreeringError("the disk is gone")
+
+
+BAD_BATCHES: dict[str, tuple[Callable[[], Iterator[Any]], str]] = {
+    "none": (lambda: iter(()), "no images were given"),
+    "images without labels": (lambda: iter([IMAGES]), "a pair (images, labels)"),
+    "three parts": (lambda: iter([(IMAGES, LABELS, LABELS)]), "a pair (images, labels)"),
+    "a text": (lambda: iter(["ab"]), "a pair (images, labels)"),
+    "pairs of one image": (lambda: iter(list(zip(IMAGES, LABELS, strict=True))), "label"),
+    "too few labels": (lambda: iter([(IMAGES, LABELS[:3])]), "4 images but 3 labels"),
+    "an empty batch": (lambda: iter([(IMAGES, LABELS), (IMAGES[:0], [])]), "no images were given"),
+    "two sizes": (lambda: iter([(IMAGES, LABELS), (IMAGES[:, 1:], LABELS)]), "3 x 8 x 8 and 3 x 7 x 8"),
+    "colour and grey": (lambda: iter([(IMAGES, LABELS), (GREY, LABELS)]), "3 x 8 x 8 and 1 x 8 x 8"),
+    "two types of labels": (lambda: iter([(IMAGES, LABELS), (IMAGES, [1, 2, 3, 4])]), "1 is of type int"),
+    "bad images later": (lambda: iter([(IMAGES, LABELS), (IMAGES.astype(int), LABELS)]), "int64"),
+    "an error later": (failing_later, "the disk is gone"),
+}
+
+
+@pytest.mark.parametrize(("make", "fragment"), BAD_BATCHES.values(), ids=BAD_BATCHES)
+def test_bad_batches_are_refused(fitted: Learner, make: Callable[[], Iterator[Any]], fragment: str) -> None:
+    rejected(fitted, lambda learner: learner.partial_fit(make()), fragment)
+
+
+def test_batches_with_labels_beside_them_are_refused(fitted: Learner) -> None:
+    batches = batches_of(IMAGES, LABELS, 4)
+    rejected(fitted, lambda learner: learner.partial_fit(batches, LABELS), "brings its own labels")

@@ -227,6 +227,8 @@ def input_mean(module: nn.Module, images: Images, settings: Augmentation, pixel_
     """
     inside = (augment.plain(part, settings) for part in images.split(augment.CHUNK))
     if isinstance(module, Pretrained):
+        if images.shape[1] != len(module.pixel_mean):
+            raise TreeringError("this backbone takes colour images: give images of 3 channels, or another backbone")
         return torch.tensor(module.pixel_mean).view(-1, 1, 1).expand(next(inside).shape[1:]).clone()
     sums = [part.sum(0, dtype=torch.float64) for part in inside]
     return (torch.stack(sums).sum(0) / len(images) / pixel_scale).float()

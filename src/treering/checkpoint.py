@@ -127,8 +127,11 @@ def replace(model: Model, path: Path, keep: int | None) -> None:
         "versions": _versions(),
     }
     if keep and (path / "manifest.json").exists():
-        numbers = [int(file.stem) for file in earlier_versions(path)]
-        _write_previous(path, max(numbers, default=0) + 1, (path / "manifest.json").read_bytes())
+        current, earlier = (path / "manifest.json").read_bytes(), earlier_versions(path)
+        if not earlier or earlier[-1].read_bytes() != current:  # it is there already if a writer was killed just then
+            (path / "previous").mkdir(exist_ok=True)
+            number = int(earlier[-1].stem) + 1 if earlier else 1
+            files.write(path / "previous" / f"{number:04d}.json", current)
     files.write(path / "manifest.json", _sealed(manifest))
     _clean(path, keep)
 
@@ -138,12 +141,17 @@ def undo(path: Path) -> None:
     with writing(path):
         current = read_manifest(path)
         for file in reversed(earlier_versions(path)):
-            before = file.read_bytes()
-            if _parsed(before, file) != current:  # a writer that was killed has put the current one there already
-                files.write(path / "manifest.json", before)
-                (path / ".learning").unlink(missing_ok=True)  # of a step after the version that is gone
-                _clean(path, None)
-                return
+            before = _parsed(file.read_bytes(), file)
+            if before == current:  # a writer that was killed has put the current one there already
+                file.unlink()
+                continue
+            for entry in _entries(before):
+                _read(path, entry)  # raises if it is missing or damaged
+            files.write(path / "manifest.json", file.read_bytes())
+            file.unlink()
+            (path / ".learning").unlink(missing_ok=True)  # of a step after the version that is gone
+            _clean(path, None)
+            return
         raise TreeringError(f"{path} has no version to go back to: it holds the first one, or the others are gone")
 
 
@@ -155,11 +163,6 @@ def history_of(path: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
 def earlier_versions(path: Path) -> list[Path]:
     """The manifests of earlier versions, oldest first."""
     return sorted(path.glob("previous/[0-9][0-9][0-9][0-9]*.json"), key=lambda file: int(file.stem))
-
-
-def _write_previous(path: Path, number: int, content: bytes) -> None:
-    (path / "previous").mkdir(exist_ok=True)
-    files.write(path / "previous" / f"{number:04d}.json", content)
 
 
 def _clean(path: Path, keep: int | None) -> None:
@@ -343,9 +346,10 @@ def _make_folder(path: Path) -> None:
 def _remove_unnamed(path: Path, manifests: Sequence[dict[str, Any]]) -> None:
     """Delete the files of removed versions and of writers that died; files that are not ours stay."""
     named = set()
-    for entries in (manifest["files"] for manifest in manifests):
-        images = [entry for kind in ("memory", "held_out") for part in entries.get(kind, ()) for entry in part]
-        named |= {entry["name"] for entry in (entries["weights"], entries["history"], *images)}
+    for manifest in manifests:
+        named |= {entry["name"] for entry in _entries(manifest)}
+    for file in path.glob(f"previous/{files.TEMPORARY}*"):
+        file.unlink()
     for file in [*path.glob("*"), *path.glob("memory/*/*"), *path.glob("held-out/*/*")]:
         ours = OURS if file.parent == path else EXEMPLAR
         unnamed = file.name not in KEPT and file.relative_to(path).as_posix() not in named
@@ -354,6 +358,13 @@ def _remove_unnamed(path: Path, manifests: Sequence[dict[str, Any]]) -> None:
     for folder in [*path.glob("memory/*"), *path.glob("held-out/*")]:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _entries(manifest: dict[str, Any]) -> list[dict[str, str]]:
+    """Every file that the manifest names."""
+    entries = manifest["files"]
+    images = [entry for kind in ("memory", "held_out") for part in entries.get(kind, ()) for entry in part]
+    return [entries["weights"], entries["history"], *images]
 
 
 def _slug(name: Hashable) -> str:

@@ -264,7 +264,8 @@ def _interruptible(message: str) -> Iterator[None]:
 
 
 def _print_error(message: object) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"treering: {message}", markup=False, highlight=False)
+    text = " ".join(str(message).encode("utf-8", "replace").decode().splitlines())
+    Console(stderr=True, soft_wrap=True).print(f"treering: {text}", markup=False, highlight=False, emoji=False)
 
 
 def _keep_freed_memory() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from treering import images
+from treering import files, images
 from treering.errors import TreeringError
 from treering.learner import Learner
 
@@ -27,14 +27,14 @@ class Prediction:
     error: str | None = None
 
 
-def predictions(learner: Learner, files: Sequence[Path], top: int) -> Iterator[Prediction]:
+def predictions(learner: Learner, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
     """The `top` classes of each file, a batch at a time: any number of files takes the same memory."""
     model = learner.learnt_model()
     size, names = model.image_shape[1], [str(name) for name in model.classes]
 
-    with ThreadPoolExecutor(images.WORKERS) as pool:
-        for start in range(0, len(files), BATCH):
-            part = files[start : start + BATCH]
+    with images.decoding() as pool:
+        for start in range(0, len(paths), BATCH):
+            part = paths[start : start + BATCH]
             decoded = list(pool.map(lambda file: images.read_or_reason(file, size), part))
             good = [result for result in decoded if not isinstance(result, str)]
             rows = iter(learner.predict_proba(np.stack(good)) if good else ())
@@ -51,7 +51,7 @@ def files_in(places: Sequence[Path]) -> list[Path]:
     """Every file that is named, and every file below a folder that is named."""
     found: list[Path] = []
     for place in places:
-        found += images.files_below(place) if place.is_dir() else [place]
+        found += images.files_below(place) if files.is_folder(place) else [place]
     if not found:
         raise TreeringError(f"no files in {', '.join(map(str, places))}: give images, or folders of images")
     return found
@@ -88,11 +88,11 @@ def evaluate(learner: Learner, folder: Path) -> Evaluation:
     found = images.scan(folder)
     skipped = list(found.skipped)
     confusion = np.zeros((len(names), len(names)), int)
-    for name, files in found.classes.items():
+    for name, paths in found.classes.items():
         if name not in names:
-            skipped.append((files[0].parent, "the model does not know this class"))
+            skipped.append((paths[0].parent, "the model does not know this class"))
             continue
-        for prediction in predictions(learner, files, top=1):
+        for prediction in predictions(learner, paths, top=1):
             if prediction.error:
                 skipped.append((prediction.file, prediction.error))
             else:
@@ -128,7 +128,9 @@ def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
                 axes.text(column, row, f"{share:.0f}", ha="center", va="center", color=colour, fontsize=7)
     figure.colorbar(image, shrink=0.6, label="% of the class's images")
     try:
-        figure.savefig(picture, dpi=150)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of letters that the font lacks
+            figure.savefig(picture, dpi=150)
     except (OSError, ValueError) as error:
         raise TreeringError(f"cannot write {picture}: {getattr(error, 'strerror', None) or error}") from None
 

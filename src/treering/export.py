@@ -57,7 +57,7 @@ def export(learner: Learner, out: Path) -> float:
     with torch.no_grad():
         expected = deployed(pixels).numpy()
     facts = {
-        "classes": json.dumps([str(name) for name in model.classes], ensure_ascii=False),
+        "classes": json.dumps([str(name) for name in model.classes]),
         "input": f"images: float32 N x 3 x {pixels.shape[2]} x {pixels.shape[3]}, RGB, pixel values 0..255",
         "preprocessing": f"resize the whole image to {pixels.shape[3]} x {pixels.shape[2]}; normalisation is inside",
         "output": "probabilities: float32 N x classes",

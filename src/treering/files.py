@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and questions about paths that never fail."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from pathlib import Path
@@ -28,3 +29,17 @@ def write(file: Path, content: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something; nothing is where a name is impossible or a folder may not be looked into."""
+    with contextlib.suppress(OSError, ValueError):
+        return path.exists()
+    return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder."""
+    with contextlib.suppress(OSError, ValueError):
+        return path.is_dir()
+    return False

@@ -5,6 +5,7 @@ A folder of images has one folder per class: FOLDER/<class>/<image>, with more f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import unicodedata
 import warnings
@@ -18,6 +19,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from treering import files
 from treering.errors import TreeringError
 from treering.pixels import PixelFile, StoredImages
 
@@ -31,8 +33,16 @@ AT_ONCE = 256
 BACKGROUND = (255, 255, 255)
 """What shows through where an image is transparent."""
 
-# Photos of 90 to 180 megapixels are fine; beyond that Pillow refuses to decode.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+@contextlib.contextmanager
+def decoding() -> Iterator[ThreadPoolExecutor]:
+    """Threads to read images in: decoding does not hold the interpreter's lock.
+
+    Pillow's warnings are of no use to anyone: photos of 90 to 180 megapixels are fine, damaged camera data is too.
+    """
+    with warnings.catch_warnings(), ThreadPoolExecutor(WORKERS) as pool:
+        warnings.simplefilter("ignore")
+        yield pool
 
 
 class UnreadableError(Exception):
@@ -109,17 +119,17 @@ def scan(folder: Path) -> ImageFolder:
     loose = []
     for entry in entries:
         path = Path(entry.path)
-        if not entry.is_dir():
+        if not files.is_folder(path):
             loose += [] if _is_clutter(path) else [path]
         elif entry.name.startswith("."):
             found.skipped.append((path, "hidden folder"))
-        elif (path / "manifest.json").exists() and (path / "memory").is_dir():
+        elif files.exists(path / "manifest.json") and files.is_folder(path / "memory"):
             found.skipped.append((path, "a model, not a class"))
         else:
-            files = sorted(_files(path, found.skipped))
-            if files:
+            own = sorted(_files(path, found.skipped))
+            if own:
                 name = unicodedata.normalize("NFC", entry.name)  # one name however a file system spells its accents
-                found.classes[name] = found.classes.get(name, []) + files
+                found.classes[name] = found.classes.get(name, []) + own
             else:
                 found.skipped.append((path, "no files in this class folder"))
     if not found.classes:
@@ -135,8 +145,9 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def shown(name: str | Path) -> str:
-    """A name as it can be printed, whatever bytes it has."""
-    return str(name).encode("utf-8", "replace").decode()
+    """A name as it can be printed in one line, whatever bytes it has."""
+    text = str(name).encode("utf-8", "replace").decode()
+    return "".join(letter if letter >= " " and letter != "\x7f" else " " for letter in text)
 
 
 def _files(folder: Path, skipped: list[tuple[Path, str]]) -> Iterator[Path]:
@@ -183,7 +194,7 @@ def load(
     labels: list[str] = []
     rows: list[Tensor] = []
     todo = [(name, path) for name, paths in found.classes.items() for path in paths]
-    with ThreadPoolExecutor(WORKERS) as pool:  # decoding does not hold the interpreter's lock
+    with decoding() as pool:
         for start in range(0, len(todo), AT_ONCE):
             part = todo[start : start + AT_ONCE]
             decoded = pool.map(lambda one: read_or_reason(one[1], size), part)

@@ -54,7 +54,7 @@ def _read(path: Path, manifest: dict[str, Any]) -> Overview:
         return sum(file.stat().st_size for pattern in patterns for file in path.glob(pattern) if file.is_file())
 
     sizes = {"weights": size("weights-*"), "memory": size("memory/*/*"), "held-out images": size("held-out/*/*")}
-    sizes["other"] = size("**/*", ".learning") - sum(sizes.values())
+    sizes["other"] = size("**/*") - sum(sizes.values())
     return Overview(
         history,
         {name: len(part) for name, part in zip(names, entries["memory"], strict=True)},

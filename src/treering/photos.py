@@ -140,19 +140,17 @@ def learn(
         digests = [_digest(image) for part in loaded.images.split(256) for image in part]
         files_now = _fingerprint(repr(loaded.labels), str(checks is None), *(digest.hex() for digest in digests))
 
-        held_out: set[int] = set()
-        copies: set[int] = set()
+        quota = recipe.memory.held_out_quota(len(known) + len(new))
+        measured, held_out, copies = _held_out(loaded, digests, model, 0 if checks else quota)
         if checks:
             measured = _validation(checks, size, disk, known + new)
-        else:
-            measured, held_out, copies = _held_out(loaded, digests, model, recipe, known, new)
         trained = sorted(set(range(len(loaded.labels))) - held_out - copies)
         if not trained:
             raise TreeringError(f"{folder} has no image that is not held out already: nothing to learn")
         step, names = loaded.images[torch.tensor(trained)], [loaded.labels[index] for index in trained]
 
         manifest = path / "manifest.json"
-        before_it = manifest.read_bytes().hex() if manifest.exists() else recipe.to_toml()
+        before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
         fingerprint = _fingerprint(before_it, str(learner.seed), str(torch.get_num_threads()), files_now)
         resume = _unfinished(path, fingerprint)
         passes = _image_passes(model, recipe, names)
@@ -174,6 +172,7 @@ def learn(
         )
         if model and model.history[-1].get("files") == files_now:  # a call that was killed when it had saved already
             tell(replace(plan, step=len(learner.history_), done_already=True))
+            (path / ".learning").unlink(missing_ok=True)
             return None
         tell(plan)
         if dry_run:
@@ -196,9 +195,9 @@ def learn(
 
         learner.learn(step, names, resume, watch)
         outcome = _outcome(measured, known, before, _right_by_class(learner, measured), time.monotonic() - started)
-        model = learner.learnt_model()
+        held_out_before, model = model.held_out if model else {}, learner.learnt_model()
+        model.held_out = {column: part[:quota] for column, part in held_out_before.items()}
         if not checks:
-            quota = recipe.memory.held_out_quota(len(model.classes))
             kept = {name: pixels.tensor(part)[:quota] for name, part in measured.items()}
             model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
         accuracy = {"all": outcome.accuracy, "old": outcome.old_after, "old_before": outcome.old_before}
@@ -225,7 +224,7 @@ def _open(
 ) -> Learner:
     """The model at `path`, or one that knows nothing yet."""
     place = methods.find_device(device)
-    if not (path / "manifest.json").exists():
+    if not files.exists(path / "manifest.json"):
         recipe = recipe_for(backbone or default_backbone(), place, memory).changed(changes)
         return Learner(recipe=recipe, seed=seed, device=device)
     learner = Learner.load(path, device=device)
@@ -259,21 +258,15 @@ def _validation(checks: ImageFolder, size: int, disk: Path | None, classes: Sequ
 
 
 def _held_out(
-    loaded: LoadedFolder,
-    digests: Sequence[bytes],
-    model: Model | None,
-    recipe: Recipe,
-    known: Sequence[str],
-    new: Sequence[str],
+    loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, quota: int
 ) -> tuple[dict[str, Images], set[int], set[int]]:
-    """Images to measure the accuracy on: one in ten of each class, within its share of the memory's budget.
+    """Images to measure the accuracy on: one in ten of each class, `quota` at most, its share of the memory's budget.
 
     Returns those of each class, of earlier steps too; which images of this step are held out; and which others are
     copies of held-out ones, so that they must not be trained on either.
     """
     random = np.random.RandomState(len(model.history) if model else 0)
-    earlier = {known[column]: part for column, part in model.held_out.items()} if model else {}
-    quota = recipe.memory.held_out_quota(len(known) + len(new))
+    earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
     secret = {_digest(image) for part in earlier.values() for image in part}
     free: dict[str, list[int]] = {}
     for index, (name, digest) in enumerate(zip(loaded.labels, digests, strict=True)):
@@ -353,26 +346,30 @@ def _fingerprint(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _save_unfinished(path: Path, fingerprint: str, state: InFlight) -> None:
-    tensors, fits = in_flight.pack(state)
+def _save_unfinished(path: Path, fingerprint: str, unfinished: InFlight) -> None:
+    tensors, fits = in_flight.pack(unfinished)
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     facts = json.dumps({"fingerprint": fingerprint, "fits": fits})
-    files.write(path / ".learning", safetensors.torch.save(content, {"facts": facts}))
+    state = safetensors.torch.save(content, {"facts": facts})
+    files.write(path / ".learning", hashlib.sha256(state).digest() + state)
 
 
 def _unfinished(path: Path, fingerprint: str) -> InFlight | None:
     """The state of this very step, if an earlier call had begun it."""
     file = path / ".learning"
-    if not file.exists():
+    if not files.exists(file):
         return None
     try:
-        with safetensors.safe_open(file, "pt") as content:
-            facts = json.loads(content.metadata()["facts"])
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  # not a dict
+        content = file.read_bytes()
+        checksum, state = content[:32], content[32:]
+        if hashlib.sha256(state).digest() != checksum:
+            raise ValueError("its checksum differs")
+        header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
+        facts, tensors = json.loads(header["__metadata__"]["facts"]), safetensors.torch.load(state)
         if facts["fingerprint"] != fingerprint:
-            logger.warning("an unfinished step with other images or settings is given up")
+            logger.warning("%s is of a step with other images or settings, and is given up", file)
             return None
         return in_flight.unpack(tensors, facts["fits"])
     except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
-        logger.warning("an unfinished step cannot be taken up and starts anew: %s", error)
+        logger.warning("%s cannot be taken up, so the step starts anew: %s", file, error)
         return None

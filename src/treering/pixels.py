@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from treering import files
 
 
 class PixelFile:
@@ -17,7 +20,8 @@ class PixelFile:
     def __init__(self, shape: Sequence[int], folder: Path | None = None) -> None:
         self.shape = torch.Size(shape)
         self.rows = 0
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # lives as long as this object
+        self._file = tempfile.TemporaryFile(dir=folder, prefix=files.TEMPORARY)  # noqa: SIM115  # lives as long as this object
+        weakref.finalize(self, self._file.close)
         self._row_bytes = self.shape.numel()
 
     def append(self, images: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +33,10 @@ def load(folder: Path, size: int) -> Dataset:
         raise TreeringError(f"{folder} has a folder train but none called val or test: add one, laid out like train")
     else:
         train, test = _split(images.scan(folder).classes)
-    missing = next((name for name in train if not test.get(name)), None)
-    if missing is not None:
-        raise TreeringError(f"class {missing} of {folder} has no test images: add some, or remove the class")
+    for part, what in ((train, "training"), (test, "test")):
+        missing = next((name for name in train if not part.get(name)), None)
+        if missing is not None:
+            raise TreeringError(f"class {missing} of {folder} has no {what} images: add some, or remove the class")
     names = tuple(train)
     _require_memory(folder, sum(len(part[name]) for part in (train, test) for name in names), size)
     return Dataset(folder.name, *_read(train, names, size), *_read(test, names, size), names)
@@ -67,7 +67,7 @@ def _read(classes: dict[str, list[Path]], names: Sequence[str], size: int) -> tu
             return False
         return True
 
-    with ThreadPoolExecutor(images.WORKERS) as pool:  # decoding does not hold the interpreter's lock
+    with images.decoding() as pool:
         readable = np.fromiter(pool.map(decode, range(len(files))), bool, len(files))
     empty = next((name for label, name in enumerate(names) if not readable[labels == label].any()), None)
     if empty is not None:

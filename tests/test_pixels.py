@@ -1,0 +1,134 @@
+"""Images in a file behave like the tensor they are stored from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from treering import pixels
+from treering.pixels import PixelFile, StoredImages
+
+
+def random_images(count: int, shape: tuple[int, int, int], seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=generator)
+
+
+def stored(images: Tensor, *cuts: int, folder: Path | None = None) -> StoredImages:
+    """The images in a file, put there in parts."""
+    file = PixelFile(images.shape[1:], folder)
+    rows = [file.append(part) for part in images.tensor_split(sorted(cuts))]
+    return StoredImages(file, torch.cat(rows))
+
+
+shapes = st.tuples(st.sampled_from([1, 3]), st.integers(1, 5), st.integers(1, 5))
+batches = st.builds(random_images, st.integers(0, 12), shapes, st.integers(0, 9))
+
+
+@st.composite
+def indexed(draw: Any) -> tuple[Tensor, list[Any]]:
+    """Images and a chain of indices, each for what the one before leaves."""
+    images = draw(batches)
+    left, indices = len(images), []
+    for _ in range(draw(st.integers(0, 3))):
+        kinds: list[Any] = [
+            st.slices(left).filter(lambda part: part.step is None or part.step > 0),
+            st.lists(st.booleans(), min_size=left, max_size=left).map(
+                lambda mask: torch.tensor(mask, dtype=torch.bool)
+            ),
+        ]
+        rows = st.lists(st.integers(-left, left - 1), max_size=8) if left else st.just([])
+        kinds.append(rows.map(lambda chosen: torch.tensor(chosen, dtype=torch.long)))
+        index = draw(st.one_of(kinds))
+        indices.append(index)
+        left = len(torch.arange(left)[index])
+    return images, indices
+
+
+@given(indexed(), st.lists(st.integers(0, 12), max_size=3), st.integers(1, 6))
+@settings(max_examples=100, deadline=None)
+def test_stored_images_are_indexed_and_split_as_a_tensor_is(
+    case: tuple[Tensor, list[Any]], cuts: list[int], size: int
+) -> None:
+    images, indices = case
+    inside = stored(images, *cuts)
+    for index in indices:
+        images, inside = images[index], inside[index]
+    assert len(inside) == len(images)
+    assert inside.shape == images.shape
+    assert inside.tensor().dtype == torch.uint8
+    assert torch.equal(inside.tensor(), images)
+    assert torch.equal(pixels.tensor(inside), images)
+    parts = list(inside.split(size))
+    expected = images.split(size)
+    assert len(parts) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(parts, expected, strict=True))
+
+
+@given(shapes, st.lists(st.tuples(st.sampled_from(["tensor", "stored"]), st.integers(0, 6)), min_size=1))
+@settings(max_examples=100, deadline=None)
+def test_joined_images_are_those_of_the_parts(shape: tuple[int, int, int], kinds: list[tuple[str, int]]) -> None:
+    shared = PixelFile(shape)
+    parts: list[pixels.Images] = []
+    plain = []
+    for seed, (kind, count) in enumerate(kinds):
+        images = random_images(count, shape, seed)
+        plain.append(images)
+        parts.append(images if kind == "tensor" else StoredImages(shared, shared.append(images)))
+    joined = pixels.join(parts)
+    assert isinstance(joined, Tensor) == all(kind == "tensor" for kind, _ in kinds)
+    assert joined.shape == torch.cat(plain).shape
+    assert torch.equal(pixels.tensor(joined), torch.cat(plain))
+    for part, images in zip(parts, plain, strict=True):
+        assert torch.equal(pixels.tensor(part), images), "the parts stay as they were"
+
+
+def test_images_of_two_files_can_be_joined() -> None:
+    first, second = (random_images(3, (3, 4, 4), seed) for seed in (0, 1))
+    joined = pixels.join([stored(first), stored(second)])
+    assert torch.equal(pixels.tensor(joined), torch.cat([first, second]))
+
+
+def test_a_tensor_is_its_own_pixels() -> None:
+    images = random_images(2, (3, 2, 2), 0)
+    assert pixels.tensor(images) is images
+
+
+def test_rows_count_on_from_call_to_call() -> None:
+    file = PixelFile((1, 2, 2))
+    assert file.append(random_images(3, (1, 2, 2), 0)).tolist() == [0, 1, 2]
+    assert file.append(random_images(0, (1, 2, 2), 0)).tolist() == []
+    assert file.append(random_images(2, (1, 2, 2), 1)).tolist() == [3, 4]
+    assert file.rows == 5
+
+
+def test_images_of_any_strides_are_stored_as_they_look() -> None:
+    images = random_images(4, (3, 5, 6), 0)
+    for seen in (
+        images.movedim(1, -1).contiguous().movedim(-1, 1),
+        images.flip(0),
+        images[::2],
+        images.transpose(2, 3),
+    ):
+        assert torch.equal(stored(seen).tensor(), seen)
+
+
+def test_what_is_read_is_a_copy() -> None:
+    images = random_images(2, (1, 2, 2), 0)
+    inside = stored(images)
+    inside.tensor().zero_()
+    assert torch.equal(inside.tensor(), images)
+
+
+def test_the_file_has_no_name_and_lies_in_the_folder_given(tmp_path: Path) -> None:
+    inside = stored(random_images(50, (3, 8, 8), 0), folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert inside.tensor().shape == (50, 3, 8, 8)
+    with pytest.raises(OSError, match="No such file"):
+        PixelFile((1, 1, 1), tmp_path / "nowhere")
