@@ -103,7 +103,7 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         report.write(save(tmp_path / "results", result()), tmp_path / "out")
 
 
-@pytest.mark.parametrize("library", ["matplotlib", "scipy"])
+@pytest.mark.parametrize("library", ["matplotlib"])
 def test_a_missing_library_is_named_with_the_way_to_get_it(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

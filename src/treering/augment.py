@@ -15,6 +15,8 @@ from treering.recipe import Augmentation
 
 CHUNK = 2048
 """Most images augmented at once."""
+PHOTOS = 64
+"""Most photos transformed at once: bounds the memory that their float copies take."""
 CHUNK_VALUES = 2**25
 """Most pixel values augmented at once: bounds the memory that float copies take."""
 
@@ -118,17 +120,23 @@ def photo(images: Tensor, settings: Augmentation, generator: torch.Generator) ->
 
     The part has 55 to 100 % of the photo's area and is up to a quarter wider or taller in shape.
     """
-    count, pixels = len(images), images.float()
+    count = len(images)
     area, stretch = _uniform(count, 0.55, 1, generator), _uniform(count, -0.22, 0.22, generator).exp()
     width, height = (area * stretch).sqrt().clamp_max(1), (area / stretch).sqrt().clamp_max(1)
     left, top = ((2 * _uniform(count, 0, 1, generator) - 1) * (1 - side) for side in (width, height))
     sign = 1 - 2 * _coin(count, generator).flatten().float()
+    factor = _uniform(count, *settings.contrast, generator)
+    shift = _uniform(count, -settings.brightness, settings.brightness, generator)
     zeros = torch.zeros_like(left)
     placed = torch.stack([torch.stack([width * sign, zeros, left], 1), torch.stack([zeros, height, top], 1)], 1)
-    grid = F.affine_grid(placed, [count, images.shape[1], settings.crop_size, settings.crop_size], align_corners=False)
-    part = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
-    part = contrast(part, _uniform(count, *settings.contrast, generator))
-    return [_to_uint8(brightness(part, _uniform(count, -settings.brightness, settings.brightness, generator)))]
+    filled = []
+    for rows in torch.arange(count, device=images.device).split(PHOTOS):
+        shape = [len(rows), images.shape[1], settings.crop_size, settings.crop_size]
+        grid = F.affine_grid(placed[rows], shape, align_corners=False)
+        pixels = images[rows].float()
+        part = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+        filled.append(_to_uint8(brightness(contrast(part, factor[rows]), shift[rows])))
+    return [torch.cat(filled)]
 
 
 def _chunks(images: Tensor) -> tuple[Tensor, ...]:

@@ -129,7 +129,7 @@ def learn(
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.epochs=30.")] = None,
     validation: Annotated[Path | None, typer.Option(help="Images to measure the accuracy on.")] = None,
     keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, augmentation and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of a new model's weights, augmentation and batches.")] = 0,
     device: Device = "auto",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be learnt, and how long it takes.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import logging
@@ -17,6 +18,7 @@ from treering import files
 from treering.errors import TreeringError
 from treering.learner import Learner
 from treering.methods.base import Method
+from treering.network import IncrementalNetwork
 from treering.version import __version__
 
 TOLERANCE = 1e-4
@@ -26,12 +28,12 @@ CHECKED = 64
 
 
 class Deployed(nn.Module):
-    """Pixels 0..255, N x 3 x H x W at the size of the network's input, to probabilities N x classes."""
+    """Pixels 0..255, N x C x H x W at the size of the network's input, to probabilities N x classes."""
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, network: IncrementalNetwork) -> None:
         super().__init__()
-        self.network = method.network
-        self.classes = method.network.classes
+        self.network = network
+        self.classes = network.classes
 
     def forward(self, images: Tensor) -> Tensor:
         return self.network.logits(self.network.extract(images))[:, : self.classes].softmax(1)
@@ -47,18 +49,19 @@ def export(learner: Learner, out: Path) -> float:
         )
     if out.suffix not in (".onnx", ".pt2"):
         raise TreeringError(f"{out} must end in .onnx or .pt2")
-    method.network.to("cpu").eval()
+    network = copy.deepcopy(method.network).cpu().eval()
+    network.mixed_precision = False
     exemplars = [image for ranked in method.memory.exemplars.values() for image in ranked.cpu()]
     checked = exemplars[:: max(1, len(exemplars) // CHECKED)]  # some of every class
     if not checked:
         raise TreeringError("the model has no exemplars to check the exported file with")
     pixels = method.plain(torch.stack(checked)).float()
-    deployed = Deployed(method).eval()
+    deployed = Deployed(network).eval()
     with torch.no_grad():
         expected = deployed(pixels).numpy()
     facts = {
         "classes": json.dumps([str(name) for name in model.classes]),
-        "input": f"images: float32 N x 3 x {pixels.shape[2]} x {pixels.shape[3]}, RGB, pixel values 0..255",
+        "input": f"images: float32 N x {' x '.join(map(str, pixels.shape[1:]))}, RGB or grey, pixel values 0..255",
         "preprocessing": f"resize the whole image to {pixels.shape[3]} x {pixels.shape[2]}; normalisation is inside",
         "output": "probabilities: float32 N x classes",
         "treering": __version__,

@@ -1,7 +1,7 @@
 """`treering learn`: a folder of photos becomes a step of a model, as a transaction.
 
 Killed, powered off or out of disk at any moment, the model answers as before, and the same call goes on from the last
-epoch it had saved, to the same result.
+epoch it had saved, to the same result (bit for bit on a CPU).
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Plan:
     known: dict[str, int]
     """Known class -> its further images."""
     skipped: list[tuple[Path, str]]
-    held_out: int
-    """Images that are kept out of training to measure the accuracy."""
     own_validation: bool
     """Whether the accuracy is measured on a folder of the user's."""
-    seconds: float
+    held_out: int = 0
+    """Images that are kept out of training to measure the accuracy."""
+    seconds: float = 0.0
     """How long the training takes, about."""
-    resumed: bool
+    resumed: bool = False
     """Whether an earlier call had begun this very step."""
     done_already: bool = False
     """Whether an earlier call had even finished it."""
@@ -140,6 +140,14 @@ def learn(
         digests = [_digest(image) for part in loaded.images.split(256) for image in part]
         files_now = _fingerprint(repr(loaded.labels), str(checks is None), *(digest.hex() for digest in digests))
 
+        counts = Counter(loaded.labels)
+        added = {name: counts[name] for name in new}
+        more = {name: counts[name] for name in known if name in counts}
+        plan = Plan(recipe, place, len(learner.history_) + 1, added, more, loaded.skipped, checks is not None)
+        if model and model.history[-1].get("files") == files_now:  # a call that was killed when it had saved already
+            tell(replace(plan, step=len(learner.history_), done_already=True))
+            return None
+
         quota = recipe.memory.held_out_quota(len(known) + len(new))
         measured, held_out, copies = _held_out(loaded, digests, model, 0 if checks else quota)
         if checks:
@@ -151,30 +159,14 @@ def learn(
 
         manifest = path / "manifest.json"
         before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
-        fingerprint = _fingerprint(before_it, str(learner.seed), str(torch.get_num_threads()), files_now)
+        machine = f"{place.type} {torch.get_num_threads()}"
+        fingerprint = _fingerprint(before_it, str(learner.seed), machine, files_now)
         resume = _unfinished(path, fingerprint)
         passes = _image_passes(model, recipe, names)
         side = recipe.augmentation.crop_size if recipe.augmentation.kind in ("photo", "twofold") else size
         # To distil, the network before the step sees each image too: about a third of the cost of training on it.
         seconds = passes / speed.images_per_second(recipe, (3, side, side), place) * (4 / 3 if known else 1)
-        counts = Counter(loaded.labels)
-        plan = Plan(
-            recipe,
-            place,
-            len(learner.history_) + 1,
-            {name: counts[name] for name in new},
-            {name: counts[name] for name in known if name in counts},
-            loaded.skipped,
-            len(held_out),
-            checks is not None,
-            seconds,
-            resume is not None,
-        )
-        if model and model.history[-1].get("files") == files_now:  # a call that was killed when it had saved already
-            tell(replace(plan, step=len(learner.history_), done_already=True))
-            (path / ".learning").unlink(missing_ok=True)
-            return None
-        tell(plan)
+        tell(replace(plan, held_out=len(held_out), seconds=seconds, resumed=resume is not None))
         if dry_run:
             return None
 

@@ -146,6 +146,8 @@ class Budget(Settings):
 
     def held_out_quota(self, classes: int) -> int:
         """Images per class that only measure the accuracy."""
+        if self.kind == "per-step":
+            return 0
         return int(self._images_per_class(classes) * self.held_out)
 
     def _images_per_class(self, classes: int) -> int:

@@ -283,7 +283,15 @@ class StreamRun:
             memory = dict(sorted(stored.items()))  # the file has them in the order of their names: 0, 1, 10, 2
             begun = {"head_sizes": head_sizes, "exemplars": memory, "generator": start.pop("generator")}
             self.method.restore(before | begun | {"tensors": start})
-        except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        except (
+            safetensors.SafetensorError,
+            OSError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:
             logger.warning("%s cannot be taken up, the run starts anew: %s", self.state_file, error)
             self.method.restore(before)
             return None

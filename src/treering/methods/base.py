@@ -156,7 +156,8 @@ class Method(ABC):
 
     def features(self, images: Images) -> Tensor:
         """N x D, of images as the network sees them outside training."""
-        return torch.cat([self.network.predict_features(self.plain(part)) for part in images.split(augment.CHUNK)])
+        size = augment.CHUNK if isinstance(images, Tensor) else 4 * augment.PHOTOS
+        return torch.cat([self.network.predict_features(self.plain(part)) for part in images.split(size)])
 
     def rank(self, candidates: dict[int, Images], count: int) -> dict[int, Tensor]:
         """The `count` best images of each class by the recipe's selection rule, best first [3.1]."""

@@ -107,7 +107,7 @@ class GEM(Method):
 
     def _gradients_of_the_past(self, update: BatchUpdate) -> Tensor:
         """Of the loss on the memory of each earlier task: tasks x parameters."""
-        if self._past is None:
+        if self._past is None or self._past.optimizer is not update.optimizer:
             self._past = self.trainer.new_update(update.optimizer, self._episodes, self.recipe.memory.size)
         images = len(self._episodes.images)
         self._past.start_epoch(torch.arange(images, device=self.network.device))
@@ -127,7 +127,7 @@ def projection(products_KK: np.ndarray, products_K: np.ndarray, margin: float = 
     finite = np.isfinite(products_KK).all() and np.isfinite(products_K).all()
     if not finite or not (products_K < 0).any():  # the trainer tells of divergence
         return np.zeros(len(products_K))
-    from scipy.optimize import nnls  # only this method needs it
+    from scipy.optimize import nnls  # slow to import
 
     # In units of each earlier gradient's length, whatever it is; one that vanishes stays at the margin.
     lengths = np.sqrt(np.diag(products_KK))
