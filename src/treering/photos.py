@@ -170,23 +170,8 @@ def learn(
         if dry_run:
             return None
 
-        started = saved = time.monotonic()
-        before = _right_by_class(learner, {name: part for name, part in measured.items() if name in known})
-        done = 0
-
-        def watch(report: EpochReport) -> None:
-            nonlocal saved, done
-            if not done and resume:  # epochs of an earlier call count too
-                left = report.image_passes * (report.epochs - report.epoch + 1)
-                done = report.image_passes * (report.epoch - 1) if report.stage == "training" else passes - left
-            done += report.image_passes
-            progress("training", done, passes)
-            if time.monotonic() - saved >= SAVE_EVERY:
-                _save_unfinished(path, fingerprint, report.state())
-                saved = time.monotonic()
-
-        learner.learn(step, names, resume, watch)
-        outcome = _outcome(measured, known, before, _right_by_class(learner, measured), time.monotonic() - started)
+        unfinished = Unfinished(path, fingerprint, resume)
+        outcome = _train(learner, step, names, measured, unfinished, functools.partial(progress, "training"), passes)
         held_out_before, model = model.held_out if model else {}, learner.learnt_model()
         model.held_out = {column: part[:quota] for column, part in held_out_before.items()}
         if not checks:
@@ -198,6 +183,46 @@ def learn(
         checkpoint.replace(model, path, keep)
         (path / ".learning").unlink(missing_ok=True)
         return outcome
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Where the state of a step is kept while it is learnt."""
+
+    path: Path
+    fingerprint: str
+    resume: InFlight | None
+    """The state that an earlier call had reached."""
+
+
+def _train(
+    learner: Learner,
+    step: Images,
+    names: Sequence[str],
+    measured: Mapping[str, Images],
+    unfinished: Unfinished,
+    progress: Callable[[int, int], None],
+    passes: int,
+) -> Outcome:
+    """Learn the step, saving its state now and then; what it has led to is measured on the images in `measured`."""
+    started = saved = time.monotonic()
+    known = [str(name) for name in learner.model.classes] if learner.model else []
+    before = _right_by_class(learner, {name: part for name, part in measured.items() if name in known})
+    done = 0
+
+    def watch(report: EpochReport) -> None:
+        nonlocal saved, done
+        if not done and unfinished.resume:  # epochs of an earlier call count too
+            left = report.image_passes * (report.epochs - report.epoch + 1)
+            done = report.image_passes * (report.epoch - 1) if report.stage == "training" else passes - left
+        done += report.image_passes
+        progress(done, passes)
+        if time.monotonic() - saved >= SAVE_EVERY:
+            _save_unfinished(unfinished.path, unfinished.fingerprint, report.state())
+            saved = time.monotonic()
+
+    learner.learn(step, names, unfinished.resume, watch)
+    return _outcome(measured, known, before, _right_by_class(learner, measured), time.monotonic() - started)
 
 
 @contextlib.contextmanager
@@ -338,12 +363,12 @@ def _fingerprint(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _save_unfinished(path: Path, fingerprint: str, unfinished: InFlight) -> None:
-    tensors, fits = in_flight.pack(unfinished)
+def _save_unfinished(path: Path, fingerprint: str, state: InFlight) -> None:
+    tensors, fits = in_flight.pack(state)
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     facts = json.dumps({"fingerprint": fingerprint, "fits": fits})
-    state = safetensors.torch.save(content, {"facts": facts})
-    files.write(path / ".learning", hashlib.sha256(state).digest() + state)
+    packed = safetensors.torch.save(content, {"facts": facts})
+    files.write(path / ".learning", hashlib.sha256(packed).digest() + packed)
 
 
 def _unfinished(path: Path, fingerprint: str) -> InFlight | None:
