@@ -62,9 +62,7 @@ def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
             return None
         side //= block.stride
         layers.append(Layer(block.convolution1, block.norm1, inputs, outputs, side, block.stride, 0, True))
-        layers.append(
-            Layer(block.convolution2, block.norm2, outputs, outputs, side, 1, block.stride, block.last_relu)
-        )
+        layers.append(Layer(block.convolution2, block.norm2, outputs, outputs, side, 1, block.stride, block.last_relu))
     known = all(
         layer.outputs in CHANNELS
         and layer.convolution.kernel_size == (3, 3)
@@ -118,7 +116,8 @@ class _Batch:
         from treering import kernels
 
         self.kernels = kernels
-        self.network, self.layers, self.dtype, self.images = extractor.network, extractor.layers, extractor.dtype, images
+        self.network, self.layers, self.dtype = extractor.network, extractor.layers, extractor.dtype
+        self.images = images
         count = len(self.layers)
         weights, self.scales, self.shifts = parameters[:count], parameters[count : 2 * count], parameters[2 * count :]
         sizes = [9 * layer.inputs * layer.outputs for layer in self.layers]

@@ -96,7 +96,7 @@ def convolve(
     STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """y = x convolved; the sums of y and of its squares per channel are added to `sums`."""
+    """Convolve x to y; the sums of y and of its squares per channel are added to `sums`."""
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = pixel < pixels
     total = _convolved(x, weight, pixel, valid, INPUTS, OUTPUTS, SIDE, SIDE * STRIDE, STRIDE, False, BLOCK)
@@ -127,7 +127,7 @@ def normalise(
     RELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out = relu(normalised y + shortcut); the first program updates the running statistics.
+    """Relu(normalised y + shortcut) to `out`; the first program updates the running statistics.
 
     SHORTCUT: 0 none, 1 of the same shape, 2 of twice the side and half the channels.
     """
