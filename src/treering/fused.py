@@ -1,6 +1,7 @@
-"""Residual networks on a GPU by `kernels`: the features of a training batch in bfloat16, and their gradient.
+"""The parts of a training step on a GPU by `kernels`: residual networks, the cross-distilled loss, the update.
 
-The same function as the network's own forward and backward, several times as fast where channels are few.
+Each is the same function as the plain code it stands for (`network`, `losses`, `optim`), in a fraction of the launches;
+the features and their gradient are in bfloat16.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from treering import losses
 from treering.backbones import ResidualBlock, ResNet
 from treering.network import IncrementalNetwork
+from treering.recipe import Optimizer
 
 CHANNELS = (16, 32, 64)
 """Numbers of channels the kernels are laid out for; the image's own are filled up to the first."""
-CONVOLUTION_TILES = {16: (128, 4), 32: (128, 4), 64: (64, 4)}
-"""Channels that come out of a convolution -> pixels and warps of a program."""
+CONVOLUTION_TILES = {16: (3, 4, 128, 4), 32: (1, 1, 128, 4), 64: (1, 1, 64, 4)}
+"""Channels that go into a product -> taps, room for taps, pixels and warps of a program that convolves."""
 WEIGHT_TILES = {16: (9, 16, 64, 4), 32: (3, 4, 64, 4), 64: (1, 1, 64, 4)}
 """Input channels -> taps, room for taps, pixels and warps of a program that sums up the gradient of weights."""
 WEIGHT_PROGRAMS = 264
@@ -43,6 +46,11 @@ class Layer:
     shortcut: int
     """What joins behind its normalisation: 0 nothing, 1 the block's input, 2 a part of the block's larger input."""
     relu: bool
+
+
+def available() -> bool:
+    """Whether the kernels can be compiled here: Triton comes with PyTorch for GPUs, on most systems."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
@@ -76,9 +84,7 @@ def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
 def extractor(network: IncrementalNetwork) -> FusedExtractor | None:
     """The fast `extract` for training `network` in bfloat16, where there is one."""
     layers = layers_of(network)
-    if layers is None or not network.mixed_precision or importlib.util.find_spec("triton") is None:
-        return None
-    return FusedExtractor(network, layers)
+    return FusedExtractor(network, layers) if layers and network.mixed_precision and available() else None
 
 
 class FusedExtractor:
@@ -87,6 +93,8 @@ class FusedExtractor:
     def __init__(self, network: IncrementalNetwork, layers: list[Layer]) -> None:
         self.network, self.layers = network, layers
         self.dtype = torch.bfloat16
+        self.side = torch.cuda.Stream() if network.device.type == "cuda" else None
+        """Gradients of weights are summed up beside the way back through the layers, which does not wait for them."""
 
     def __call__(self, images: Tensor) -> Tensor:
         weights = [layer.convolution.weight for layer in self.layers]
@@ -117,7 +125,7 @@ class _Batch:
 
         self.kernels = kernels
         self.network, self.layers, self.dtype = extractor.network, extractor.layers, extractor.dtype
-        self.images = images
+        self.images, self.side = images, extractor.side
         count = len(self.layers)
         weights, self.scales, self.shifts = parameters[:count], parameters[count : 2 * count], parameters[2 * count :]
         sizes = [9 * layer.inputs * layer.outputs for layer in self.layers]
@@ -130,6 +138,8 @@ class _Batch:
         self.weight_gradients = zeros[2 * count :]
         self.outs: list[Tensor] = []
         self.ys: list[Tensor] = []
+        self.y_gradients: list[Tensor] = []
+        """Kept until the side stream has read them."""
 
     def forward(self) -> Tensor:
         layers, count, kernels = self.layers, len(self.images), self.kernels
@@ -147,7 +157,7 @@ class _Batch:
         self.input = block_input = x
         for number, layer in enumerate(layers):
             y = self._rows(self._pixels(layer), layer.outputs)
-            block, warps = CONVOLUTION_TILES[layer.outputs]
+            taps, room, block, warps = CONVOLUTION_TILES[layer.inputs]
             kernels.convolve[_grid(len(y), block)](
                 x,
                 self.weights[number],
@@ -158,6 +168,8 @@ class _Batch:
                 layer.outputs,
                 layer.side,
                 layer.stride,
+                taps,
+                room,
                 block,
                 num_warps=warps,
             )
@@ -209,7 +221,7 @@ class _Batch:
             self._weight_gradient(number, self.outs[number - 1], y_gradient)
             gradient = torch.empty_like(self.outs[number - 1])
             layer = layers[number]
-            block, warps = CONVOLUTION_TILES[layer.inputs]
+            taps, room, block, warps = CONVOLUTION_TILES[layer.outputs]
             self.kernels.convolve_back[_grid(len(gradient), block)](
                 y_gradient,
                 self.weights[number],
@@ -220,12 +232,16 @@ class _Batch:
                 layer.side * layer.stride,
                 layer.stride,
                 layers[number + 1].shortcut if first_of_block else 0,
+                taps,
+                room,
                 block,
                 num_warps=warps,
             )
             if first_of_block:
                 block_gradient = gradient
         self._weight_gradient(0, self.input, self._normalise_back(0, gradient))
+        if self.side:
+            torch.cuda.current_stream().wait_stream(self.side)
         weights = [
             part.view(layer.outputs, 3, 3, layer.inputs)[..., : layer.convolution.in_channels].permute(0, 3, 1, 2)
             for part, layer in zip(self.weight_gradients, layers, strict=True)
@@ -235,6 +251,7 @@ class _Batch:
 
     def _normalise_back(self, number: int, gradient: Tensor) -> Tensor:
         layer, y_gradient = self.layers[number], torch.empty_like(gradient)
+        self.y_gradients.append(y_gradient)
         block = ELEMENTS // layer.outputs
         self.kernels.normalise_back[_grid(len(gradient), block)](
             gradient,
@@ -256,21 +273,24 @@ class _Batch:
         taps, room, block, warps = WEIGHT_TILES[layer.inputs]
         blocks = -(-pixels // block)
         blocks_each = -(-blocks * (9 // taps) // WEIGHT_PROGRAMS)
-        self.kernels.weight_gradient[(-(-blocks // blocks_each), 9 // taps)](
-            x,
-            y_gradient,
-            self.weight_gradients[number],
-            pixels,
-            blocks_each,
-            layer.inputs,
-            layer.outputs,
-            layer.side,
-            layer.stride,
-            taps,
-            room,
-            block,
-            num_warps=warps,
-        )
+        if self.side:
+            self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            self.kernels.weight_gradient[(-(-blocks // blocks_each), 9 // taps)](
+                x,
+                y_gradient,
+                self.weight_gradients[number],
+                pixels,
+                blocks_each,
+                layer.inputs,
+                layer.outputs,
+                layer.side,
+                layer.stride,
+                taps,
+                room,
+                block,
+                num_warps=warps,
+            )
 
     def _behind(self, number: int, gradient: Tensor) -> tuple[Any, ...]:
         """Arguments for the gradient of what layer `number` gave, before its ReLU."""
@@ -283,6 +303,109 @@ class _Batch:
 
     def _rows(self, pixels: int, channels: int) -> Tensor:
         return torch.empty(pixels, channels, dtype=self.dtype, device=self.images.device)
+
+
+def cross_distilled(
+    logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor, temperature: float
+) -> Tensor:
+    """`losses.cross_distilled` on a GPU."""
+    if not available():
+        return losses.cross_distilled(logits_NC, labels_N, targets_NC, head_of_class_C, temperature)
+    return _CrossDistilled.apply(logits_NC, labels_N, targets_NC, head_of_class_C, temperature)
+
+
+class _CrossDistilled(torch.autograd.Function):
+    """Loss and gradient at once: nobody asks for the one without the other."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor, temperature: float
+    ) -> Tensor:
+        from treering import kernels
+
+        rows, columns = logits_NC.shape
+        loss_N, ctx.gradient_NC = logits_NC.new_empty(rows), torch.empty_like(logits_NC)
+        room = 1 << (columns - 1).bit_length()
+        kernels.cross_distilled[(rows,)](
+            logits_NC.contiguous(),
+            labels_N,
+            targets_NC,
+            head_of_class_C,
+            loss_N,
+            ctx.gradient_NC,
+            temperature,
+            rows,
+            columns,
+            max(room, 16),
+            num_warps=min(16, max(1, room // 256)),
+        )
+        return loss_N.mean()
+
+    @staticmethod
+    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return loss_gradient * ctx.gradient_NC, None, None, None, None
+
+
+PIECE = 4096
+"""Parameters whose squared norm one program sums up."""
+
+
+class Update:
+    """The update of all parameters, which are one flat tensor, from their gradient: `SGD.step` in few launches.
+
+    `group_of_element` numbers 0 what does not decay, then `tensors` tensors, then the rows of the heads' matrix.
+    """
+
+    def __init__(self, group_of_element: Tensor, tensors: int, head_of_row: Tensor) -> None:
+        self.groups, self.tensors, self.head_of_row = group_of_element.to(torch.int32), tensors, head_of_row
+        numbers, sizes = torch.unique_consecutive(group_of_element.cpu(), return_counts=True)
+        ends = sizes.cumsum(0)
+        pieces = [
+            (begin, min(PIECE, end - begin), number)
+            for number, size, end in zip(numbers.tolist(), sizes.tolist(), ends.tolist(), strict=True)
+            for begin in range(end - size, end, PIECE)
+            if number > 0
+        ]
+        table = torch.tensor(pieces, dtype=torch.int32).reshape(-1, 3).T.to(group_of_element.device)
+        self.begins, self.sizes, self.piece_groups = (part.contiguous() for part in table)
+
+    def __call__(
+        self,
+        values: Tensor,
+        momenta: Tensor,
+        gradient: Tensor,
+        noise: Tensor | None,
+        lr: Tensor,
+        deviation: Tensor,
+        settings: Optimizer,
+    ) -> None:
+        """Change `values` and `momenta`; `noise` is standard normal."""
+        from treering import kernels
+
+        by_norm = settings.decay == "norm-scaled" and settings.weight_decay > 0
+        squares = values.new_zeros(self.tensors + len(self.head_of_row) + 2)
+        if by_norm and len(self.begins):
+            kernels.add_squares[(len(self.begins),)](
+                values, self.begins, self.sizes, self.piece_groups, self.head_of_row, squares, self.tensors, PIECE
+            )
+        kernels.update[_grid(len(values), 1024)](
+            values,
+            momenta,
+            gradient,
+            gradient if noise is None else noise,
+            self.groups,
+            self.head_of_row,
+            squares,
+            lr,
+            deviation,
+            len(values),
+            settings.momentum,
+            settings.weight_decay,
+            self.tensors,
+            noise is not None,
+            by_norm,
+            1024,
+        )
 
 
 def _filled(lying: Tensor, inputs: int) -> Tensor:

@@ -44,20 +44,29 @@ def _convolved(
     SOURCE_SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
     BACK: tl.constexpr,
+    TAPS: tl.constexpr,
+    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The sum over the nine taps for each of `BLOCK` pixels: BLOCK x OUTPUTS or, going `BACK`, BLOCK x INPUTS."""
+    """The sum over the nine taps for each of `BLOCK` pixels: BLOCK x OUTPUTS or, going `BACK`, BLOCK x INPUTS.
+
+    `TAPS` of them go into one product, in tiles with `ROOM` for a power of two.
+    """
     FROM: tl.constexpr = OUTPUTS if BACK else INPUTS
     TO: tl.constexpr = INPUTS if BACK else OUTPUTS
     FROM_STEP: tl.constexpr = 9 * INPUTS if BACK else 1
     TO_STEP: tl.constexpr = 1 if BACK else 9 * INPUTS
-    channel_from, channel_to = tl.arange(0, FROM), tl.arange(0, TO)
+    entry, channel_to = tl.arange(0, ROOM * FROM), tl.arange(0, TO)
+    channel_from, present = entry % FROM, entry // FROM < TAPS
     total = tl.zeros([BLOCK, TO], tl.float32)
-    for tap in range(9):
-        at, inside = _source_pixel(pixel, tap, SIDE, SOURCE_SIDE, STRIDE, BACK)
-        rows = tl.load(source + at[:, None] * FROM + channel_from[None, :], mask=(inside & valid)[:, None], other=0.0)
-        place = channel_from[:, None] * FROM_STEP + channel_to[None, :] * TO_STEP
-        total = tl.dot(rows, tl.load(weight + tap * INPUTS + place), total)
+    for group in range(9 // TAPS):
+        tap = group * TAPS + entry // FROM
+        at, inside = _source_pixel(pixel[:, None], tap[None, :], SIDE, SOURCE_SIDE, STRIDE, BACK)
+        taken = inside & valid[:, None] & present[None, :]
+        rows = tl.load(source + at * FROM + channel_from[None, :], mask=taken, other=0.0)
+        place = (tap * INPUTS + channel_from * FROM_STEP)[:, None] + channel_to[None, :] * TO_STEP
+        factors = tl.load(weight + place, mask=present[:, None] & (channel_to >= 0)[None, :], other=0.0)
+        total = tl.dot(rows, factors, total)
     return total
 
 
@@ -94,12 +103,14 @@ def convolve(
     OUTPUTS: tl.constexpr,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
+    TAPS: tl.constexpr,
+    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Convolve x to y; the sums of y and of its squares per channel are added to `sums`."""
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = pixel < pixels
-    total = _convolved(x, weight, pixel, valid, INPUTS, OUTPUTS, SIDE, SIDE * STRIDE, STRIDE, False, BLOCK)
+    total = _convolved(x, weight, pixel, valid, INPUTS, OUTPUTS, SIDE, SIDE * STRIDE, STRIDE, False, TAPS, ROOM, BLOCK)
     channel = tl.arange(0, OUTPUTS)
     rounded = total.to(y.dtype.element_ty)
     tl.store(y + pixel[:, None] * OUTPUTS + channel[None, :], rounded, mask=valid[:, None])
@@ -241,6 +252,8 @@ def convolve_back(
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
     SHORTCUT: tl.constexpr,
+    TAPS: tl.constexpr,
+    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The gradient of a convolution's input, which is the output `out` of an earlier layer that normalised `y`.
@@ -249,7 +262,9 @@ def convolve_back(
     """
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = pixel < pixels
-    total = _convolved(y_gradient, weight, pixel, valid, INPUTS, OUTPUTS, SIDE, SIDE // STRIDE, STRIDE, True, BLOCK)
+    total = _convolved(
+        y_gradient, weight, pixel, valid, INPUTS, OUTPUTS, SIDE, SIDE // STRIDE, STRIDE, True, TAPS, ROOM, BLOCK
+    )
     channel = tl.arange(0, INPUTS)
     if SHORTCUT == 1:
         at = pixel[:, None] * INPUTS + channel[None, :]
@@ -294,3 +309,107 @@ def weight_gradient(
         total = tl.dot(tl.trans(rows), columns, total)
     at = output[:, None] * (9 * INPUTS) + (tl.program_id(1) * TAPS * INPUTS + entry)[None, :]
     tl.atomic_add(gradient + at, total, mask=present[None, :] & (output >= 0)[:, None], sem="relaxed")
+
+
+@triton.jit
+def _larger(segment_a, a, segment_b, b):
+    return segment_b, tl.where(segment_a == segment_b, tl.maximum(a, b), b)
+
+
+@triton.jit
+def _both_sums(segment_a, a, c, segment_b, b, d):
+    same = segment_a == segment_b
+    return segment_b, tl.where(same, a + b, b), tl.where(same, c + d, d)
+
+
+@triton.jit
+def cross_distilled(
+    logits,
+    labels,
+    targets,
+    head_of_class,
+    losses,
+    gradient,
+    temperature,
+    rows,
+    columns,
+    ROOM: tl.constexpr,
+):
+    """The cross-distilled loss of an image, and the gradient of the mean loss for its logits.
+
+    What is per head, a run of columns, is scanned from both sides.
+    """
+    row, column = tl.program_id(0), tl.arange(0, ROOM)
+    real = column < columns
+    at = row * columns + column
+    logit = tl.load(logits + at, mask=real, other=-float("inf"))
+    label = tl.load(labels + row)
+    largest = tl.max(logit, 0)
+    power = tl.exp(logit - largest)
+    total = tl.sum(power, 0)
+    loss = tl.log(total) + largest - tl.sum(tl.where(column == label, logit, 0.0), 0)
+    change = power / total - tl.where(column == label, 1.0, 0.0)
+
+    head = tl.load(head_of_class + column, mask=real, other=-1)
+    target = tl.load(targets + at, mask=real, other=0.0)
+    scaled = tl.where(real, logit, 0.0) / temperature
+    _, before = tl.associative_scan((head, scaled), 0, _larger)
+    _, behind = tl.associative_scan((head, scaled), 0, _larger, reverse=True)
+    shifted = scaled - tl.maximum(before, behind)
+    power = tl.exp(shifted)
+    _, power_before, target_before = tl.associative_scan((head, power, target), 0, _both_sums)
+    _, power_behind, target_behind = tl.associative_scan((head, power, target), 0, _both_sums, reverse=True)
+    head_total = power_before + power_behind - power
+    head_target = target_before + target_behind - target
+    loss -= tl.sum(target * (shifted - tl.log(head_total)), 0)
+    change += (head_target * power / head_total - target) / temperature
+    tl.store(losses + row, loss)
+    tl.store(gradient + at, change / rows, mask=real)
+
+
+@triton.jit
+def add_squares(values, begins, sizes, groups, head_of_class, squares, TENSORS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add the squared norm of a piece of the parameters to that of its group; a head's row is in its head's group."""
+    piece, inside = tl.program_id(0), tl.arange(0, BLOCK)
+    value = tl.load(values + tl.load(begins + piece) + inside, mask=inside < tl.load(sizes + piece), other=0.0)
+    group = tl.load(groups + piece)
+    if group > TENSORS:
+        group = TENSORS + 1 + tl.load(head_of_class + group - TENSORS - 1).to(tl.int32)
+    tl.atomic_add(squares + group, tl.sum(value * value, 0), sem="relaxed")
+
+
+@triton.jit
+def update(
+    values,
+    momenta,
+    gradient,
+    noise,
+    groups,
+    head_of_class,
+    squares,
+    lr,
+    deviation,
+    count,
+    momentum,
+    decay,
+    TENSORS: tl.constexpr,
+    NOISY: tl.constexpr,
+    BY_NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Noise, decay, momentum and descent of each parameter."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = at < count
+    value, change = tl.load(values + at, mask=real, other=0.0), tl.load(gradient + at, mask=real, other=0.0)
+    if NOISY:
+        change += tl.load(deviation) * tl.load(noise + at, mask=real, other=0.0)
+    group = tl.load(groups + at, mask=real, other=0)
+    factor = tl.where(group > 0, decay, 0.0)
+    if BY_NORM:
+        row = group - TENSORS - 1
+        head = tl.load(head_of_class + row, mask=row >= 0, other=0).to(tl.int32)
+        factor *= tl.load(squares + tl.where(row >= 0, TENSORS + 1 + head, group))
+    change += factor * value
+    speed = momentum * tl.load(momenta + at, mask=real, other=0.0) + change
+    tl.store(momenta + at, speed, mask=real)
+    tl.store(values + at, value - tl.load(lr) * speed, mask=real)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from treering import fused
 from treering.network import IncrementalNetwork
 from treering.recipe import Optimizer
 
@@ -52,6 +53,9 @@ class SGD:
             for part in self.parameters
         ]
         self.group_of_element = torch.cat([_padded(group) for group in groups]).to(self.values.device)
+        self._update = None
+        if network.mixed_precision and fused.available():
+            self._update = fused.Update(self.group_of_element, len(self.decayed), network.head_of_class)
 
     def start_epoch(self, lr: float, epoch: int, batch_size: int) -> None:
         """Set the learning rate and the noise of `epoch`, counted from 1 over all stages of a step."""
@@ -63,8 +67,12 @@ class SGD:
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
         """One update from the flat mean gradient of a batch, which it overwrites."""
-        if self.settings.noise_eta:
-            gradient += self.noise * torch.empty_like(gradient).normal_(generator=self.generator)
+        noise = torch.empty_like(gradient).normal_(generator=self.generator) if self.settings.noise_eta else None
+        if self._update:
+            self._update(self.values, self.momentum, gradient, noise, self.lr, self.noise, self.settings)
+            return
+        if noise is not None:
+            gradient += self.noise * noise
         if self.settings.weight_decay:
             gradient.addcmul_(self._decay_of_element(), self.values, value=self.settings.weight_decay)
         self.momentum.mul_(self.settings.momentum).add_(gradient)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from treering import losses
+from treering import fused, losses
 from treering.memory import together
 from treering.methods.base import Method, StagePlan, Step, memory_before
 from treering.recipe import Recipe
@@ -54,7 +54,8 @@ class EEIL(Method):
         self.update_memory(candidates)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
-        return losses.cross_distilled(logits_NC, labels_N, targets_NC, head_of_class_C, self.recipe.temperature)
+        function = fused.cross_distilled if self.network.mixed_precision else losses.cross_distilled
+        return function(logits_NC, labels_N, targets_NC, head_of_class_C, self.recipe.temperature)
 
     @classmethod
     def label(cls, recipe: Recipe) -> str:
