@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,24 @@ from treering.recipe import Optimizer
 
 CHANNELS = (16, 32, 64)
 """Numbers of channels the kernels are laid out for; the image's own are filled up to the first."""
-CONVOLUTION_TILES = {16: (3, 4, 128, 4), 32: (1, 1, 128, 4), 64: (1, 1, 64, 4)}
-"""Channels that go into a product -> taps, room for taps, pixels and warps of a program that convolves."""
-WEIGHT_TILES = {16: (9, 16, 64, 4), 32: (3, 4, 64, 4), 64: (1, 1, 64, 4)}
-"""Input channels -> taps, room for taps, pixels and warps of a program that sums up the gradient of weights."""
+
+
+class Tile(NamedTuple):
+    """What one program of a convolution does at once."""
+
+    taps: int
+    room: int
+    """For so many taps, a power of two."""
+    pixels: int
+    warps: int
+    stages: int
+    """Products whose operands are on their way at once."""
+
+
+CONVOLUTION_TILES = {16: Tile(3, 4, 128, 4, 3), 32: Tile(1, 1, 128, 4, 3), 64: Tile(1, 1, 64, 4, 3)}
+"""By the channels that go into a product: the fastest of many on an H200, forward and backward alike."""
+WEIGHT_TILES = {16: Tile(3, 4, 128, 4, 3), 32: Tile(3, 4, 64, 4, 3), 64: Tile(1, 1, 64, 4, 3)}
+"""The same for gradients of weights, by the input's channels."""
 WEIGHT_PROGRAMS = 264
 """About two per multiprocessor: each adds its sum to that of the others."""
 ELEMENTS = 8192
@@ -157,8 +171,8 @@ class _Batch:
         self.input = block_input = x
         for number, layer in enumerate(layers):
             y = self._rows(self._pixels(layer), layer.outputs)
-            taps, room, block, warps = CONVOLUTION_TILES[layer.inputs]
-            kernels.convolve[_grid(len(y), block)](
+            tile = CONVOLUTION_TILES[layer.inputs]
+            kernels.convolve[_grid(len(y), tile.pixels)](
                 x,
                 self.weights[number],
                 y,
@@ -168,10 +182,11 @@ class _Batch:
                 layer.outputs,
                 layer.side,
                 layer.stride,
-                taps,
-                room,
-                block,
-                num_warps=warps,
+                tile.taps,
+                tile.room,
+                tile.pixels,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
             )
             out = torch.empty_like(y)
             block = ELEMENTS // layer.outputs
@@ -221,8 +236,8 @@ class _Batch:
             self._weight_gradient(number, self.outs[number - 1], y_gradient)
             gradient = torch.empty_like(self.outs[number - 1])
             layer = layers[number]
-            taps, room, block, warps = CONVOLUTION_TILES[layer.outputs]
-            self.kernels.convolve_back[_grid(len(gradient), block)](
+            tile = CONVOLUTION_TILES[layer.outputs]
+            self.kernels.convolve_back[_grid(len(gradient), tile.pixels)](
                 y_gradient,
                 self.weights[number],
                 block_gradient,
@@ -232,10 +247,11 @@ class _Batch:
                 layer.side * layer.stride,
                 layer.stride,
                 layers[number + 1].shortcut if first_of_block else 0,
-                taps,
-                room,
-                block,
-                num_warps=warps,
+                tile.taps,
+                tile.room,
+                tile.pixels,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
             )
             if first_of_block:
                 block_gradient = gradient
@@ -270,13 +286,13 @@ class _Batch:
 
     def _weight_gradient(self, number: int, x: Tensor, y_gradient: Tensor) -> None:
         layer, pixels = self.layers[number], len(y_gradient)
-        taps, room, block, warps = WEIGHT_TILES[layer.inputs]
-        blocks = -(-pixels // block)
-        blocks_each = -(-blocks * (9 // taps) // WEIGHT_PROGRAMS)
+        tile = WEIGHT_TILES[layer.inputs]
+        blocks = -(-pixels // tile.pixels)
+        blocks_each = -(-blocks * (9 // tile.taps) // WEIGHT_PROGRAMS)
         if self.side:
             self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            self.kernels.weight_gradient[(-(-blocks // blocks_each), 9 // taps)](
+            self.kernels.weight_gradient[(-(-blocks // blocks_each), 9 // tile.taps)](
                 x,
                 y_gradient,
                 self.weight_gradients[number],
@@ -286,10 +302,11 @@ class _Batch:
                 layer.outputs,
                 layer.side,
                 layer.stride,
-                taps,
-                room,
-                block,
-                num_warps=warps,
+                tile.taps,
+                tile.room,
+                tile.pixels,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
             )
 
     def _behind(self, number: int, gradient: Tensor) -> tuple[Any, ...]:
