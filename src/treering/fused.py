@@ -24,21 +24,19 @@ CHANNELS = (16, 32, 64)
 
 
 class Tile(NamedTuple):
-    """What one program of a convolution does at once."""
+    """What one program does at once."""
 
-    taps: int
-    room: int
-    """For so many taps, a power of two."""
     pixels: int
-    warps: int
-    stages: int
-    """Products whose operands are on their way at once."""
+    warps: int = 4
+    taps: int = 1
+    room: int = 1
+    """For so many taps, a power of two."""
 
 
-CONVOLUTION_TILES = {16: Tile(3, 4, 128, 4, 3), 32: Tile(1, 1, 128, 4, 3), 64: Tile(1, 1, 64, 4, 3)}
-"""By the channels that go into a product: the fastest of many on an H200, forward and backward alike."""
-WEIGHT_TILES = {16: Tile(3, 4, 128, 4, 3), 32: Tile(3, 4, 64, 4, 3), 64: Tile(1, 1, 64, 4, 3)}
-"""The same for gradients of weights, by the input's channels."""
+CONVOLUTION_TILES = {16: Tile(256), 32: Tile(128), 64: Tile(64)}
+"""Of convolutions, forward and backward, by the channels that go in: the fastest of many on an H200."""
+WEIGHT_TILES = {16: Tile(128, taps=3, room=4), 32: Tile(64, taps=3, room=4), 64: Tile(64)}
+"""Of gradients of weights, by the input's channels."""
 WEIGHT_PROGRAMS = 264
 """About two per multiprocessor: each adds its sum to that of the others."""
 ELEMENTS = 8192
@@ -182,11 +180,8 @@ class _Batch:
                 layer.outputs,
                 layer.side,
                 layer.stride,
-                tile.taps,
-                tile.room,
                 tile.pixels,
                 num_warps=tile.warps,
-                num_stages=tile.stages,
             )
             out = torch.empty_like(y)
             block = ELEMENTS // layer.outputs
@@ -247,11 +242,8 @@ class _Batch:
                 layer.side * layer.stride,
                 layer.stride,
                 layers[number + 1].shortcut if first_of_block else 0,
-                tile.taps,
-                tile.room,
                 tile.pixels,
                 num_warps=tile.warps,
-                num_stages=tile.stages,
             )
             if first_of_block:
                 block_gradient = gradient
@@ -306,7 +298,6 @@ class _Batch:
                 tile.room,
                 tile.pixels,
                 num_warps=tile.warps,
-                num_stages=tile.stages,
             )
 
     def _behind(self, number: int, gradient: Tensor) -> tuple[Any, ...]:

@@ -44,29 +44,22 @@ def _convolved(
     SOURCE_SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
     BACK: tl.constexpr,
-    TAPS: tl.constexpr,
-    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The sum over the nine taps for each of `BLOCK` pixels: BLOCK x OUTPUTS or, going `BACK`, BLOCK x INPUTS.
-
-    `TAPS` of them go into one product, in tiles with `ROOM` for a power of two.
-    """
+    """The sum over the nine taps for each of `BLOCK` pixels: BLOCK x OUTPUTS or, going `BACK`, BLOCK x INPUTS."""
     FROM: tl.constexpr = OUTPUTS if BACK else INPUTS
     TO: tl.constexpr = INPUTS if BACK else OUTPUTS
     FROM_STEP: tl.constexpr = 9 * INPUTS if BACK else 1
     TO_STEP: tl.constexpr = 1 if BACK else 9 * INPUTS
-    entry, channel_to = tl.arange(0, ROOM * FROM), tl.arange(0, TO)
-    channel_from, present = entry % FROM, entry // FROM < TAPS
+    channel_from, channel_to = tl.arange(0, FROM), tl.arange(0, TO)
+    place = channel_from[:, None] * FROM_STEP + channel_to[None, :] * TO_STEP
     total = tl.zeros([BLOCK, TO], tl.float32)
-    for group in range(9 // TAPS):
-        tap = group * TAPS + entry // FROM
-        at, inside = _source_pixel(pixel[:, None], tap[None, :], SIDE, SOURCE_SIDE, STRIDE, BACK)
-        taken = inside & valid[:, None] & present[None, :]
-        rows = tl.load(source + at * FROM + channel_from[None, :], mask=taken, other=0.0)
-        place = (tap * INPUTS + channel_from * FROM_STEP)[:, None] + channel_to[None, :] * TO_STEP
-        factors = tl.load(weight + place, mask=present[:, None] & (channel_to >= 0)[None, :], other=0.0)
-        total = tl.dot(rows, factors, total)
+    for tap in range(9):
+        at, inside = _source_pixel(pixel, tap, SIDE, SOURCE_SIDE, STRIDE, BACK)
+        # Cached beside the multiprocessor: the next taps load nearly the same pixels.
+        near = source + at[:, None] * FROM + channel_from[None, :]
+        rows = tl.load(near, mask=(inside & valid)[:, None], other=0.0, cache_modifier=".ca")
+        total = tl.dot(rows, tl.load(weight + tap * INPUTS + place), total)
     return total
 
 
@@ -103,14 +96,12 @@ def convolve(
     OUTPUTS: tl.constexpr,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
-    TAPS: tl.constexpr,
-    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Convolve x to y; the sums of y and of its squares per channel are added to `sums`."""
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = pixel < pixels
-    total = _convolved(x, weight, pixel, valid, INPUTS, OUTPUTS, SIDE, SIDE * STRIDE, STRIDE, False, TAPS, ROOM, BLOCK)
+    total = _convolved(x, weight, pixel, valid, INPUTS, OUTPUTS, SIDE, SIDE * STRIDE, STRIDE, False, BLOCK)
     channel = tl.arange(0, OUTPUTS)
     rounded = total.to(y.dtype.element_ty)
     tl.store(y + pixel[:, None] * OUTPUTS + channel[None, :], rounded, mask=valid[:, None])
@@ -252,8 +243,6 @@ def convolve_back(
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
     SHORTCUT: tl.constexpr,
-    TAPS: tl.constexpr,
-    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The gradient of a convolution's input, which is the output `out` of an earlier layer that normalised `y`.
@@ -262,9 +251,7 @@ def convolve_back(
     """
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = pixel < pixels
-    total = _convolved(
-        y_gradient, weight, pixel, valid, INPUTS, OUTPUTS, SIDE, SIDE // STRIDE, STRIDE, True, TAPS, ROOM, BLOCK
-    )
+    total = _convolved(y_gradient, weight, pixel, valid, INPUTS, OUTPUTS, SIDE, SIDE // STRIDE, STRIDE, True, BLOCK)
     channel = tl.arange(0, INPUTS)
     if SHORTCUT == 1:
         at = pixel[:, None] * INPUTS + channel[None, :]
@@ -305,7 +292,8 @@ def weight_gradient(
         rows = tl.load(y_gradient + at, mask=valid[:, None], other=0.0)
         source, inside = _source_pixel(pixel[:, None], tap[None, :], SIDE, SIDE * STRIDE, STRIDE, False)
         taken = inside & valid[:, None] & present[None, :]
-        columns = tl.load(x + source * INPUTS + (entry % INPUTS)[None, :], mask=taken, other=0.0)
+        near = x + source * INPUTS + (entry % INPUTS)[None, :]
+        columns = tl.load(near, mask=taken, other=0.0, cache_modifier=".ca")
         total = tl.dot(tl.trans(rows), columns, total)
     at = output[:, None] * (9 * INPUTS) + (tl.program_id(1) * TAPS * INPUTS + entry)[None, :]
     tl.atomic_add(gradient + at, total, mask=present[None, :] & (output >= 0)[:, None], sem="relaxed")
