@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from treering import Learner
+from treering import Learner, backbones, fused
 from treering.data.stream import Dataset, ResidentImages
 from treering.experiments import runner
 from treering.experiments.runner import StreamRun, run_many
+from treering.network import IncrementalNetwork
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Run, Schedule
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -66,6 +68,35 @@ def test_fast_engine_agrees_with_eager_float32(images, tmp_path):
     np.testing.assert_allclose(fast[:6], eager[:6], rtol=0.02)
     assert abs(np.mean(fast[-10:]) - np.mean(eager[-10:])) < 0.15
     assert abs(fast_result["average"] - eager_result["average"]) < 5
+
+
+def test_kernels_are_as_close_to_float64_as_the_framework_in_bfloat16():
+    """Features, gradients and running statistics of the paper's network, some of its images without effect."""
+    torch.manual_seed(0)
+    network = IncrementalNetwork(backbones.build("resnet32", 3, 0), 64, torch.rand(3, 32, 32) / 2, 255.0).cuda()
+    network.to(memory_format=torch.channels_last).train()
+    images = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8, device="cuda")
+    change = torch.randn(100, 64, device="cuda")
+    found = {}
+    for name in ("float64", "framework", "kernels"):
+        copied = copy.deepcopy(network)
+        copied.mixed_precision = name != "float64"
+        if name == "float64":
+            copied.double()
+        extract = fused.extractor(copied) if name == "kernels" else copied.extract
+        assert extract is not None
+        features = extract(images)
+        gradients = torch.autograd.grad(features, list(copied.features.parameters()), change.to(features.dtype))
+        found[name] = [features.detach(), *gradients, *copied.features.buffers()]
+
+    def errors(name: str) -> np.ndarray:
+        pairs = zip(found[name], found["float64"], strict=True)
+        return np.array([float((value - wanted).norm() / wanted.norm()) for value, wanted in pairs])
+
+    framework, kernels = errors("framework"), errors("kernels")
+    assert framework[0] < 0.02
+    assert kernels.mean() < 1.1 * framework.mean()
+    assert (kernels < 1.5 * framework + 0.01).all()
 
 
 def test_one_capture_serves_all_steps(images, tmp_path):

@@ -181,20 +181,35 @@ def test_the_loss_of_outputs_far_from_their_targets_is_finite() -> None:
     assert torch.autograd.grad(loss, logits)[0].tolist()[0] == pytest.approx([1 / OUTPUTS, -1 / OUTPUTS, 0.0])
 
 
-def test_spare_columns_change_nothing_about_what_is_learnt() -> None:
-    learnt = []
-    for columns in (0, 20):
-        recipe = replace(RECIPE, method="icarl", augmentation=DRAWN, optimizer=Optimizer(batch_size=8, noise_eta=0.0))
-        mean = torch.full((3, SIDE, SIDE), 0.5)
-        method = methods.create(recipe, TinyFeatures(), mean, 0, torch.device("cpu"))
-        method.network.reserve(columns)
-        for (images, labels), new in ((FIRST, 2), (SECOND, 3)):
-            method.learn_step(Step(pixels(images), torch.tensor(labels), new))
-        said = [readout(pixels(TESTS)) for readout in (method.probabilities, *method.other_readouts().values())]
-        learnt.append([*method.network.tensors().values(), *said])
-    for alone, with_spare in zip(*learnt, strict=True):
-        assert alone.shape == with_spare.shape
-        assert torch.allclose(alone, with_spare, atol=1e-6)
+def method_with_outputs(columns: int, **changes: Any) -> ICaRL:
+    optimizer = Optimizer(batch_size=8, noise_eta=0.0, weight_decay=0.0)
+    recipe = replace(RECIPE, method="icarl", augmentation=DRAWN, optimizer=optimizer, **changes)
+    method = methods.create(recipe, TinyFeatures(), torch.full((3, SIDE, SIDE), 0.5), 0, torch.device("cpu"))
+    method.network.reserve(columns)
+    assert isinstance(method, ICaRL)
+    return method
+
+
+def test_outputs_of_classes_to_come_learn_towards_0_and_are_not_drawn_anew() -> None:
+    method = method_with_outputs(20, outputs=20, training=Schedule(20, 2.0))
+    images, labels = FIRST
+    method.learn_step(Step(pixels(images), torch.tensor(labels), 2))
+    features = method.network.predict_features(pixels(images))
+    to_come = torch.nn.functional.linear(features, method.network.weight[2:], method.network.bias[2:]).sigmoid()
+    assert to_come.max() < 0.3
+    before = method.network.weight[2:].clone()
+    method.network.add_head(3, method.generator)
+    assert torch.equal(method.network.weight[2:], before)
+    assert method.network.predict_logits(pixels(images)).shape == (len(images), 5)
+
+
+def test_what_outputs_of_classes_to_come_have_learnt_is_kept_with_the_rest() -> None:
+    method, other = method_with_outputs(20), method_with_outputs(20)
+    images, labels = FIRST
+    method.learn_step(Step(pixels(images), torch.tensor(labels), 2))
+    other.network.load_tensors(method.network.head_sizes, method.network.tensors())
+    assert torch.equal(other.network.weight, method.network.weight)
+    assert torch.equal(other.network.bias, method.network.bias)
 
 
 # --- Targets ----------------------------------------------------------------------------------------------------------

@@ -56,9 +56,7 @@ def _convolved(
     total = tl.zeros([BLOCK, TO], tl.float32)
     for tap in range(9):
         at, inside = _source_pixel(pixel, tap, SIDE, SOURCE_SIDE, STRIDE, BACK)
-        # Cached beside the multiprocessor: the next taps load nearly the same pixels.
-        near = source + at[:, None] * FROM + channel_from[None, :]
-        rows = tl.load(near, mask=(inside & valid)[:, None], other=0.0, cache_modifier=".ca")
+        rows = tl.load(source + at[:, None] * FROM + channel_from[None, :], mask=(inside & valid)[:, None], other=0.0)
         total = tl.dot(rows, tl.load(weight + tap * INPUTS + place), total)
     return total
 
@@ -292,8 +290,7 @@ def weight_gradient(
         rows = tl.load(y_gradient + at, mask=valid[:, None], other=0.0)
         source, inside = _source_pixel(pixel[:, None], tap[None, :], SIDE, SIDE * STRIDE, STRIDE, False)
         taken = inside & valid[:, None] & present[None, :]
-        near = x + source * INPUTS + (entry % INPUTS)[None, :]
-        columns = tl.load(near, mask=taken, other=0.0, cache_modifier=".ca")
+        columns = tl.load(x + source * INPUTS + (entry % INPUTS)[None, :], mask=taken, other=0.0)
         total = tl.dot(tl.trans(rows), columns, total)
     at = output[:, None] * (9 * INPUTS) + (tl.program_id(1) * TAPS * INPUTS + entry)[None, :]
     tl.atomic_add(gradient + at, total, mask=present[None, :] & (output >= 0)[:, None], sem="relaxed")

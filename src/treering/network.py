@@ -32,6 +32,8 @@ class IncrementalNetwork(nn.Module):
         self.pixel_scale = pixel_scale
         self.mixed_precision = False
         """Extract features in bfloat16 (on a GPU); heads and losses stay in float32."""
+        self.spare_outputs = False
+        """Whether spare columns are outputs that learn like the others; else their logit is `SPARE_LOGIT`."""
         self.head_sizes: list[int] = []
         self.weight = nn.Parameter(torch.empty(0, feature_size))
         self.bias = nn.Parameter(torch.empty(0))
@@ -67,14 +69,16 @@ class IncrementalNetwork(nn.Module):
 
     def add_head(self, size: int, generator: torch.Generator) -> None:
         """A fresh linear layer for `size` new classes; the feature extractor and the old heads stay as they are."""
-        start = self.classes
-        self.reserve(start + size)
+        fresh = slice(self.classes, self.classes + size)
+        if self.spare_outputs:  # all are drawn with the first head; those that come later have learnt since
+            fresh = slice(self.columns if self.classes else 0, None)
+        self.reserve(self.classes + size)
         self.head_sizes.append(size)
         self.head_of_class.copy_(self._segments())
         bound = self.feature_size**-0.5
         with torch.no_grad():
-            self.weight[start : start + size].uniform_(-bound, bound, generator=generator)
-            self.bias[start : start + size].zero_()
+            self.weight[fresh].uniform_(-bound, bound, generator=generator)
+            self.bias[fresh].zero_()
 
     def _segments(self) -> Tensor:
         """The head of each column; spare columns form a segment of their own, whose number is that of all columns."""
@@ -98,6 +102,8 @@ class IncrementalNetwork(nn.Module):
     def logits(self, features_ND: Tensor) -> Tensor:
         """N x columns, spare ones included."""
         logits_NC = F.linear(features_ND, self.weight, self.bias)
+        if self.spare_outputs:
+            return logits_NC
         return logits_NC.masked_fill(self.head_of_class == self.columns, SPARE_LOGIT)
 
     def predict_features(self, images: Tensor) -> Tensor:
@@ -119,17 +125,20 @@ class IncrementalNetwork(nn.Module):
             self.train(training)
 
     def tensors(self) -> dict[str, Tensor]:
-        """A copy of every weight and statistic, without spare columns; `load_tensors` takes it back."""
-        state = {name: tensor.detach().clone() for name, tensor in self.state_dict().items() if name != "head_of_class"}
-        return state | {name: state[name][: self.classes].clone() for name in ("weight", "bias")}
+        """A copy of every weight and statistic that was learnt; `load_tensors` takes it back."""
+        return {name: tensor.detach().clone() for name, tensor in self._learnt().items()}
+
+    def _learnt(self) -> dict[str, Tensor]:
+        state = {name: tensor for name, tensor in self.state_dict().items() if name != "head_of_class"}
+        learnt = self.columns if self.spare_outputs else self.classes
+        return state | {name: state[name][:learnt] for name in ("weight", "bias")}
 
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """Become the network that gave `tensors`, in place; raises ValueError if they do not fit."""
         self.head_sizes = list(head_sizes)
         self.reserve(self.classes)
         self.head_of_class.copy_(self._segments())
-        own = {name: tensor for name, tensor in self.state_dict().items() if name != "head_of_class"}
-        own |= {name: own[name][: self.classes] for name in ("weight", "bias")}
+        own = self._learnt()
         different = own.keys() ^ tensors.keys() or {name for name in own if own[name].shape != tensors[name].shape}
         if different:
             raise ValueError(f"{min(different)} differs")

@@ -27,6 +27,7 @@ class ICaRL(Method):
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)
+        network.spare_outputs = True  # the published network has an output for each class from the start
         self._class_means: Tensor | None = None
 
     def learn_step(self, step: Step) -> None:
@@ -36,7 +37,7 @@ class ICaRL(Method):
         self._class_means = None
 
     def learn_outputs(self, images: Images, labels: Tensor, new_classes: int) -> None:
-        """Train the network: targets are 0 or 1 for new classes and the teacher's sigmoids for old ones."""
+        """Train the network: targets are the teacher's sigmoids for old classes, 0 or 1 for new ones and later ones."""
         old_classes = self.network.classes
         teacher = copy.deepcopy(self.network) if old_classes else None
         if new_classes:
@@ -55,7 +56,7 @@ class ICaRL(Method):
         self.trainer.fit("training", draw, self.recipe.training)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
-        """Averaged over the batch and the outputs: the published network has one for each class from the start."""
+        """Averaged over the batch and the outputs, those of classes to come included."""
         total = F.binary_cross_entropy_with_logits(logits_NC, targets_NC, reduction="sum")
         return total / (len(logits_NC) * self.recipe.outputs)
 
