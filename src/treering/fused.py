@@ -6,7 +6,8 @@ the features and their gradient are in bfloat16.
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import logging
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from treering import losses
 from treering.backbones import ResidualBlock, ResNet
 from treering.network import IncrementalNetwork
 from treering.recipe import Optimizer
+
+logger = logging.getLogger(__name__)
 
 CHANNELS = (16, 32, 64)
 """Numbers of channels the kernels are laid out for; the image's own are filled up to the first."""
@@ -60,9 +63,21 @@ class Layer:
     relu: bool
 
 
-def available() -> bool:
-    """Whether the kernels can be compiled here: Triton comes with PyTorch for GPUs, on most systems."""
-    return importlib.util.find_spec("triton") is not None
+@functools.cache
+def available(device_type: str) -> bool:
+    """Whether the kernels run here, found by trying one: Triton comes with PyTorch for GPUs, but not everywhere."""
+    try:
+        from treering import kernels
+
+        tried, numbers = torch.zeros(1, device=device_type), torch.zeros(1, dtype=torch.int32, device=device_type)
+        kernels.add_squares[(1,)](tried, numbers, numbers, numbers, numbers, tried, 0, 16)
+        if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise RuntimeError("this GPU has no bfloat16")
+    except Exception as error:  # no Triton, no C compiler, a GPU that it does not know
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        logger.warning("training on this GPU is slower than it could be: no kernels (%s)", reason[0])
+        return False
+    return True
 
 
 def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
@@ -70,10 +85,12 @@ def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
     features, (channels, side, width) = network.features, network.mean_image.shape
     if not isinstance(features, ResNet) or side != width or side & (side - 1) or channels > CHANNELS[0]:
         return None
-    stem = list(features.stem.children())
-    if [type(part) for part in stem] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]:
+    convolution, norm, *rest = features.stem.children()
+    if not isinstance(convolution, nn.Conv2d) or not isinstance(norm, nn.BatchNorm2d):
         return None
-    layers = [Layer(stem[0], stem[1], CHANNELS[0], stem[0].out_channels, side, 1, 0, True)]
+    if [type(part) for part in rest] != [nn.ReLU]:
+        return None
+    layers = [Layer(convolution, norm, CHANNELS[0], convolution.out_channels, side, 1, 0, True)]
     for block in features.body:
         if not isinstance(block, ResidualBlock) or block.projection is not None:
             return None
@@ -88,6 +105,7 @@ def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
         and layer.convolution.kernel_size == (3, 3)
         and layer.convolution.stride == (layer.stride, layer.stride)
         and layer.convolution.bias is None
+        and layer.norm.num_batches_tracked is None
         for layer in layers
     )
     return layers if known and side else None
@@ -95,8 +113,8 @@ def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
 
 def extractor(network: IncrementalNetwork) -> FusedExtractor | None:
     """The fast `extract` for training `network` in bfloat16, where there is one."""
-    layers = layers_of(network)
-    return FusedExtractor(network, layers) if layers and network.mixed_precision and available() else None
+    layers = layers_of(network) if network.mixed_precision else None
+    return FusedExtractor(network, layers) if layers and available(network.device.type) else None
 
 
 class FusedExtractor:
@@ -112,7 +130,7 @@ class FusedExtractor:
         weights = [layer.convolution.weight for layer in self.layers]
         scales = [layer.norm.weight for layer in self.layers]
         shifts = [layer.norm.bias for layer in self.layers]
-        return _Features.apply(images, self, *weights, *scales, *shifts)
+        return _Features.apply(images, self, *weights, *scales, *shifts)  # type: ignore[no-untyped-call]
 
 
 class _Features(torch.autograd.Function):
@@ -125,7 +143,7 @@ class _Features(torch.autograd.Function):
         return batch.forward()
 
     @staticmethod
-    def backward(ctx: Any, features_gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, features_gradient: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *ctx.batch.backward(features_gradient))
 
 
@@ -317,9 +335,11 @@ def cross_distilled(
     logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor, temperature: float
 ) -> Tensor:
     """`losses.cross_distilled` on a GPU."""
-    if not available():
+    if not available(logits_NC.device.type):
         return losses.cross_distilled(logits_NC, labels_N, targets_NC, head_of_class_C, temperature)
-    return _CrossDistilled.apply(logits_NC, labels_N, targets_NC, head_of_class_C, temperature)
+    return _CrossDistilled.apply(  # type: ignore[no-untyped-call]
+        logits_NC, labels_N, targets_NC, head_of_class_C, temperature
+    )
 
 
 class _CrossDistilled(torch.autograd.Function):
@@ -350,7 +370,7 @@ class _CrossDistilled(torch.autograd.Function):
         return loss_N.mean()
 
     @staticmethod
-    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
         return loss_gradient * ctx.gradient_NC, None, None, None, None
 
 

@@ -54,7 +54,7 @@ class SGD:
         ]
         self.group_of_element = torch.cat([_padded(group) for group in groups]).to(self.values.device)
         self._update = None
-        if network.mixed_precision and fused.available():
+        if network.mixed_precision and fused.available(self.values.device.type):
             self._update = fused.Update(self.group_of_element, len(self.decayed), network.head_of_class)
 
     def start_epoch(self, lr: float, epoch: int, batch_size: int) -> None:
