@@ -26,6 +26,8 @@ RECIPE = Recipe(
     optimizer=Optimizer(batch_size=64),
     run=Run("blobs", classes_per_step=2),
 )
+GENTLE = replace(RECIPE, training=Schedule(6, 0.005), balanced=Schedule(3, 0.001))
+"""With larger learning rates the last bits, which sums in any order leave open, soon decide where a training goes."""
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +57,9 @@ def losses_of(recipe: Recipe, images: ResidentImages, folder) -> tuple[list[floa
 
 
 def test_fast_engine_agrees_with_eager_float32(images, tmp_path):
-    # A small learning rate and no noise: at larger ones two eager runs drift apart as well.
-    gentle = replace(
-        RECIPE,
-        training=Schedule(6, 0.005),
-        balanced=Schedule(3, 0.001),
-        optimizer=replace(RECIPE.optimizer, noise_eta=0.0),
-    )
-    fast, fast_result = losses_of(gentle, images, tmp_path / "fast")
-    eager, eager_result = losses_of(replace(gentle, engine="eager"), images, tmp_path / "eager")
+    quiet = replace(GENTLE, optimizer=replace(RECIPE.optimizer, noise_eta=0.0))
+    fast, fast_result = losses_of(quiet, images, tmp_path / "fast")
+    eager, eager_result = losses_of(replace(quiet, engine="eager"), images, tmp_path / "eager")
     assert len(fast) == len(eager)
     np.testing.assert_allclose(fast[:6], eager[:6], rtol=0.02)
     assert abs(np.mean(fast[-10:]) - np.mean(eager[-10:])) < 0.15
@@ -108,9 +104,9 @@ def test_one_capture_serves_all_steps(images, tmp_path):
 
 
 def test_gradient_noise_differs_between_replays_and_follows_the_seed(images, tmp_path):
-    first, _ = losses_of(RECIPE, images, tmp_path / "a")
-    again, _ = losses_of(RECIPE, images, tmp_path / "b")
-    other, _ = losses_of(replace(RECIPE, run=replace(RECIPE.run, seed=1)), images, tmp_path / "c")
+    first, _ = losses_of(GENTLE, images, tmp_path / "a")
+    again, _ = losses_of(GENTLE, images, tmp_path / "b")
+    other, _ = losses_of(replace(GENTLE, run=replace(RECIPE.run, seed=1)), images, tmp_path / "c")
     np.testing.assert_allclose(first[:20], again[:20], rtol=0.02)
     assert not np.allclose(first[:20], other[:20], rtol=0.02)
 

@@ -297,14 +297,19 @@ def weight_gradient(
 
 
 @triton.jit
-def _larger(segment_a, a, segment_b, b):
-    return segment_b, tl.where(segment_a == segment_b, tl.maximum(a, b), b)
+def _joined(head_a, largest_a, powers_a, targets_a, head_b, largest_b, powers_b, targets_b):
+    """Two neighbouring runs of columns: of the second one's last head, the largest logit and the sums over it."""
+    same = head_a == head_b
+    largest = tl.where(same, tl.maximum(largest_a, largest_b), largest_b)
+    powers_a = tl.where(same, powers_a * tl.exp(tl.minimum(largest_a - largest, 0.0)), 0.0)
+    powers = powers_a + powers_b * tl.exp(largest_b - largest)
+    return head_b, largest, powers, tl.where(same, targets_a, 0.0) + targets_b
 
 
 @triton.jit
-def _both_sums(segment_a, a, c, segment_b, b, d):
-    same = segment_a == segment_b
-    return segment_b, tl.where(same, a + b, b), tl.where(same, c + d, d)
+def _at(values, place, chosen):
+    """The one of `values` that stands at the place `chosen`."""
+    return tl.sum(tl.where(place == chosen, values, 0), 0)
 
 
 @triton.jit
@@ -315,41 +320,86 @@ def cross_distilled(
     head_of_class,
     losses,
     gradient,
+    sums,
     temperature,
     rows,
     columns,
-    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The cross-distilled loss of an image, and the gradient of the mean loss for its logits.
 
-    What is per head, a run of columns, is scanned from both sides.
+    A head is a run of columns, and its softmax needs a sum over all of them: the row is scanned forwards, leaving in
+    `sums` what each column's head has had up to it, and then backwards, adding what it has from there on.
     """
-    row, column = tl.program_id(0), tl.arange(0, ROOM)
-    real = column < columns
-    at = row * columns + column
-    logit = tl.load(logits + at, mask=real, other=-float("inf"))
-    label = tl.load(labels + row)
-    largest = tl.max(logit, 0)
-    power = tl.exp(logit - largest)
-    total = tl.sum(power, 0)
-    loss = tl.log(total) + largest - tl.sum(tl.where(column == label, logit, 0.0), 0)
-    change = power / total - tl.where(column == label, 1.0, 0.0)
+    row, inside = tl.program_id(0), tl.arange(0, BLOCK)
+    blocks = (columns + BLOCK - 1) // BLOCK
+    logits, targets, gradient, sums = (
+        logits + row * columns,
+        targets + row * columns,
+        gradient + row * columns,
+        sums + row * columns,
+    )
+    half, whole = rows * columns, 2 * rows * columns
 
-    head = tl.load(head_of_class + column, mask=real, other=-1)
-    target = tl.load(targets + at, mask=real, other=0.0)
-    scaled = tl.where(real, logit, 0.0) / temperature
-    _, before = tl.associative_scan((head, scaled), 0, _larger)
-    _, behind = tl.associative_scan((head, scaled), 0, _larger, reverse=True)
-    shifted = scaled - tl.maximum(before, behind)
-    power = tl.exp(shifted)
-    _, power_before, target_before = tl.associative_scan((head, power, target), 0, _both_sums)
-    _, power_behind, target_behind = tl.associative_scan((head, power, target), 0, _both_sums, reverse=True)
-    head_total = power_before + power_behind - power
-    head_target = target_before + target_behind - target
-    loss -= tl.sum(target * (shifted - tl.log(head_total)), 0)
-    change += (head_target * power / head_total - target) / temperature
+    largest_of_row, powers_of_row = -float("inf"), 0.0
+    last_head, last_largest, last_powers, last_targets = -2, 0.0, 0.0, 0.0
+    for block in range(blocks):
+        column = block * BLOCK + inside
+        real = column < columns
+        logit = tl.load(logits + column, mask=real, other=-float("inf"))
+        larger = tl.maximum(largest_of_row, tl.max(logit, 0))
+        powers_of_row = powers_of_row * tl.exp(largest_of_row - larger) + tl.sum(tl.exp(logit - larger), 0)
+        largest_of_row = larger
+        head = tl.load(head_of_class + column, mask=real, other=-1).to(tl.int32)
+        target = tl.load(targets + column, mask=real, other=0.0)
+        scaled = tl.where(real, logit, 0.0) / temperature
+        ones = tl.full([BLOCK], 1.0, tl.float32)
+        head, largest, powers, wanted = tl.associative_scan((head, scaled, ones, target), 0, _joined)
+        head, largest, powers, wanted = _joined(
+            last_head, last_largest, last_powers, last_targets, head, largest, powers, wanted
+        )
+        tl.store(sums + column, largest, mask=real)
+        tl.store(sums + half + column, powers, mask=real)
+        tl.store(sums + whole + column, wanted, mask=real)
+        last_head, last_largest = _at(head, inside, BLOCK - 1), _at(largest, inside, BLOCK - 1)
+        last_powers, last_targets = _at(powers, inside, BLOCK - 1), _at(wanted, inside, BLOCK - 1)
+    tl.debug_barrier()  # the way back reads what other threads have stored
+
+    label = tl.load(labels + row).to(tl.int32)
+    loss = tl.log(powers_of_row) + largest_of_row - tl.load(logits + label)
+    last_head, last_largest, last_powers, last_targets = -2, 0.0, 0.0, 0.0
+    for behind in range(blocks):
+        column = (blocks - 1 - behind) * BLOCK + inside
+        real = column < columns
+        logit = tl.load(logits + column, mask=real, other=-float("inf"))
+        head = tl.load(head_of_class + column, mask=real, other=-1).to(tl.int32)
+        target = tl.load(targets + column, mask=real, other=0.0)
+        scaled = tl.where(real, logit, 0.0) / temperature
+        ones = tl.full([BLOCK], 1.0, tl.float32)
+        head, largest, powers, wanted = tl.associative_scan((head, scaled, ones, target), 0, _joined, reverse=True)
+        head, largest, powers, wanted = _joined(
+            last_head, last_largest, last_powers, last_targets, head, largest, powers, wanted
+        )
+        last_head, last_largest = _at(head, inside, 0), _at(largest, inside, 0)
+        last_powers, last_targets = _at(powers, inside, 0), _at(wanted, inside, 0)
+        before = column - 1
+        inner = real & (before >= 0)
+        _, largest, powers, wanted = _joined(
+            tl.load(head_of_class + before, mask=inner, other=-3).to(tl.int32),
+            tl.load(sums + before, mask=inner, other=0.0),
+            tl.load(sums + half + before, mask=inner, other=0.0),
+            tl.load(sums + whole + before, mask=inner, other=0.0),
+            head,
+            largest,
+            powers,
+            wanted,
+        )
+        log_share = scaled - largest - tl.log(powers)
+        loss -= tl.sum(target * log_share, 0)
+        change = tl.exp(logit - largest_of_row) / powers_of_row - tl.where(column == label, 1.0, 0.0)
+        change += (wanted * tl.exp(log_share) - target) / temperature
+        tl.store(gradient + column, change / rows, mask=real)
     tl.store(losses + row, loss)
-    tl.store(gradient + at, change / rows, mask=real)
 
 
 @triton.jit
