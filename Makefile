@@ -23,6 +23,7 @@ format: $(VENV)/dev-installed
 
 tables: $(VENV)/dev-installed
 	$(BIN)/python -m treering.experiments.tables README.md results
+	$(BIN)/python benchmarks/table.py README.md
 
 clean:
 	rm -rf $(VENV)

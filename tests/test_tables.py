@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def test_the_readme_shows_what_the_results_hold(tmp_path: Path) -> None:
     copy = tmp_path / "README.md"
     copy.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
     tables.update(copy, ROOT / "results")
+    runpy.run_path(str(ROOT / "benchmarks" / "table.py"))["update"](copy)
     assert copy.read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), "run `make tables`"
 
 
