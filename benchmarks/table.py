@@ -20,12 +20,12 @@ def markdown(throughput: dict[str, Any], scaling: dict[str, Any]) -> str:
         for name, rate in throughput.items()
         if name.endswith("at once")
     }
-    lines = [f"| {throughput['device']}, torch {throughput['torch']} | training images/s | × plain |"]
+    lines = [f"| {throughput['device']}, torch {throughput['torch']} | training images/s | times plain |"]
     lines += ["| --- | ---: | ---: |"]
     lines += [f"| {name} | {rate:,.0f} | {rate / plain:.1f} |" for name, rate in rows.items()]
     heads = {name.partition(" ")[0]: row for name, row in scaling.items() if name.endswith(" heads")}
     first = next(iter(heads.values()))["update_ms"]
-    lines += ["", "| heads of ten classes | an update by 128 images | × one head | peak memory |", "| ---: " * 4 + "|"]
+    lines += ["", "| heads of ten classes | update by 128 images | times one head | peak memory |", "| ---: " * 4 + "|"]
     lines += [
         f"| {int(count):,} | {row['update_ms']:.2f} ms | {row['update_ms'] / first:.2f} | {row['peak_MiB']:,.0f} MiB |"
         for count, row in heads.items()
