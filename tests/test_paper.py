@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import RECIPE, SIDE, TinyFeatures
 from rich.console import Console
 
-from treering import cli, speed
+from treering import cli, methods, speed
 from treering.data.stream import split_steps
 from treering.errors import TreeringError
 from treering.experiments import console, paper
@@ -73,6 +76,19 @@ def test_only_chooses_by_every_key_and_by_any_of_its_values() -> None:
         ("lwf-mc", 10, 1),
     ]
     assert paper.chosen(runs, []) == runs
+
+
+def test_a_second_readout_is_found_by_its_own_name() -> None:
+    runs = list(paper.find("vehicles").runs())
+    assert paper.chosen(runs, ["method=hybrid1"]) == paper.chosen(runs, ["method=icarl"])
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_methods_name_the_readouts_that_they_have(name: str) -> None:
+    made = methods.create(
+        replace(RECIPE, method=name), TinyFeatures(), torch.zeros(3, SIDE, SIDE), 0, torch.device("cpu")
+    )
+    assert tuple(made.other_readouts()) == type(made).further_readouts
 
 
 @pytest.mark.parametrize(

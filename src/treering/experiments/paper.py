@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from treering import methods
 from treering.errors import TreeringError, look_up, nearest
 from treering.experiments.runner import method_label
 from treering.recipe import Recipe
@@ -95,19 +96,20 @@ def chosen(runs: Sequence[Recipe], only: Sequence[str]) -> list[Recipe]:
         if not equals or key not in CHOICES:
             raise TreeringError(f"--only takes KEY=VALUE, not {condition}; {nearest(key, CHOICES)}")
         wanted.setdefault(key, set()).add(value)
-    found = [run for run in runs if all(_facts(run)[key] in values for key, values in wanted.items())]
+    found = [run for run in runs if all(_facts(run)[key] & values for key, values in wanted.items())]
     if not found:
         raise TreeringError(f"no run of this experiment has {' and '.join(only)}")
     return found
 
 
-def _facts(recipe: Recipe) -> dict[str, str]:
+def _facts(recipe: Recipe) -> dict[str, set[str]]:
+    """What is true of a run, by key; a run serves several methods where its training is read out in several ways."""
     facts = {
-        "method": method_label(recipe),
         "dataset": recipe.run.dataset,
         "classes_per_step": recipe.run.classes_per_step,
         "memory": recipe.memory.size,
         "selection": recipe.memory.selection,
         "order": recipe.run.order,
     }
-    return {key: str(value) for key, value in facts.items()}
+    served = {method_label(recipe), *methods.find(recipe.method).further_readouts}
+    return {"method": served} | {key: {str(value)} for key, value in facts.items()}

@@ -67,6 +67,8 @@ class Method(ABC):
 
     keeps_memory = True
     """Whether the method stores exemplars within the recipe's budget."""
+    further_readouts: tuple[str, ...] = ()
+    """Names of further methods that are this one's training read out in another way."""
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         self.recipe = recipe
@@ -147,7 +149,7 @@ class Method(ABC):
         return self.network.predict_logits(self.plain(images)).softmax(1)
 
     def other_readouts(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """Further methods that are this one's training read out in another way: name -> `probabilities`."""
+        """The `further_readouts`: name -> `probabilities`."""
         return {}
 
     def plain(self, images: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ from treering.trainer import TrainingSet
 class ICaRL(Method):
     """Binary cross-entropy with the old outputs as targets of the old classes; nearest mean of exemplars."""
 
+    further_readouts: tuple[str, ...] = ("hybrid1",)
+
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)
         network.spare_outputs = True  # the published network has an output for each class from the start

@@ -18,6 +18,7 @@ class LwFMC(ICaRL):
     """Distillation on the new images alone."""
 
     keeps_memory = False
+    further_readouts = ()
 
     def learn_step(self, step: Step) -> None:
         self.learn_outputs(step.images, step.labels, step.new_classes)
