@@ -17,7 +17,7 @@ from treering.errors import TreeringError
 from treering.experiments import console, paper
 from treering.experiments.runner import method_label, run_name
 from treering.experiments.tables import paper_rows
-from treering.recipe import Recipe
+from treering.recipe import Budget, Recipe
 
 TABLES = {
     "table-1a": "1a",
