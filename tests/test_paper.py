@@ -85,9 +85,9 @@ def test_a_second_readout_is_found_by_its_own_name() -> None:
 
 @pytest.mark.parametrize("name", methods.METHODS)
 def test_methods_name_the_readouts_that_they_have(name: str) -> None:
-    made = methods.create(
-        replace(RECIPE, method=name), TinyFeatures(), torch.zeros(3, SIDE, SIDE), 0, torch.device("cpu")
-    )
+    memory = Budget("per-step", 10, "random") if name == "gem" else RECIPE.memory
+    recipe = replace(RECIPE, method=name, memory=memory)
+    made = methods.create(recipe, TinyFeatures(), torch.zeros(3, SIDE, SIDE), 0, torch.device("cpu"))
     assert tuple(made.other_readouts()) == type(made).further_readouts
 
 
