@@ -138,60 +138,49 @@ OUTPUTS = 20
 """What the loss is averaged over: more than the classes known so far."""
 
 
-def icarl_method(head_sizes: list[int], columns: int = 0) -> methods.Method:
-    """iCaRL with these heads and so many columns, spare ones included."""
+def icarl_method(head_sizes: list[int]) -> methods.Method:
+    """iCaRL with these heads."""
     recipe = replace(RECIPE, method="icarl", outputs=OUTPUTS)
     method = methods.create(recipe, TinyFeatures(), torch.full((3, SIDE, SIDE), 0.5), 0, torch.device("cpu"))
-    method.network.reserve(columns)
     for size in head_sizes:
         method.network.add_head(size, method.generator)
     return method
 
 
-@pytest.mark.parametrize("spare", [0, 1, 7])
-@pytest.mark.parametrize("head_sizes", [[1], [2, 3], [4, 1, 2]], ids=str)
-def test_the_loss_is_the_mean_binary_cross_entropy_over_batch_and_all_outputs_to_come(
-    head_sizes: list[int], spare: int
-) -> None:
-    random, classes = np.random.RandomState(sum(head_sizes)), sum(head_sizes)
-    method = icarl_method(head_sizes, classes + spare)
-    logits, targets = random.normal(0, 6, (5, classes)), random.uniform(0, 1, (5, classes))
+@pytest.mark.parametrize("head_sizes", [[1], [2, 3], [4, 1, 2], [OUTPUTS + 2]], ids=str)
+def test_the_loss_is_the_mean_binary_cross_entropy_over_batch_and_all_outputs(head_sizes: list[int]) -> None:
+    random, method = np.random.RandomState(sum(head_sizes)), icarl_method(head_sizes)
+    columns = max(OUTPUTS, sum(head_sizes))
+    assert method.network.columns == columns
+    logits, targets = random.normal(0, 6, (5, columns)), random.uniform(0, 1, (5, columns))
     targets[:, -1] = random.randint(0, 2, 5)
     targets[0, 0] = 1.0
-    given = torch.full((5, classes + spare), SPARE_LOGIT, dtype=torch.float64)
-    given[:, :classes] = torch.from_numpy(logits)
-    given.requires_grad_()
-    wanted = torch.zeros(5, classes + spare, dtype=torch.float64)
-    wanted[:, :classes] = torch.from_numpy(targets)
-    labels = torch.from_numpy(random.randint(0, classes, 5))
-    loss = method.loss(given, labels, wanted, method.network.head_of_class)
+    given = torch.from_numpy(logits).requires_grad_()
+    labels = torch.from_numpy(random.randint(0, sum(head_sizes), 5))
+    loss = method.loss(given, labels, torch.from_numpy(targets), method.network.head_of_class)
     (gradient,) = torch.autograd.grad(loss, given)
-    share = classes / OUTPUTS
-    assert loss.item() == pytest.approx(share * binary_cross_entropy(logits, targets), abs=1e-6)
-    expected = share * binary_cross_entropy_gradient(logits, targets)
-    np.testing.assert_allclose(gradient[:, :classes].numpy(), expected, atol=1e-6, rtol=0)
-    assert not gradient[:, classes:].any(), "exactly nothing"
+    assert loss.item() == pytest.approx(binary_cross_entropy(logits, targets), abs=1e-6)
+    np.testing.assert_allclose(gradient.numpy(), binary_cross_entropy_gradient(logits, targets), atol=1e-6, rtol=0)
 
 
 def test_the_loss_of_outputs_far_from_their_targets_is_finite() -> None:
-    method = icarl_method([2], 3)
+    method = icarl_method([2])
     logits = torch.tensor([[300.0, -300.0, SPARE_LOGIT]], requires_grad=True)
     loss = method.loss(logits, torch.tensor([1]), torch.tensor([[0.0, 1.0, 0.0]]), method.network.head_of_class)
-    assert loss.item() == pytest.approx((300 + 300) / OUTPUTS)
-    assert torch.autograd.grad(loss, logits)[0].tolist()[0] == pytest.approx([1 / OUTPUTS, -1 / OUTPUTS, 0.0])
+    assert loss.item() == pytest.approx((300 + 300) / 3)
+    assert torch.autograd.grad(loss, logits)[0].tolist()[0] == pytest.approx([1 / 3, -1 / 3, 0.0])
 
 
-def method_with_outputs(columns: int, **changes: Any) -> ICaRL:
+def untaught(**changes: Any) -> ICaRL:
     optimizer = Optimizer(batch_size=8, noise_eta=0.0, weight_decay=0.0)
-    recipe = replace(RECIPE, method="icarl", augmentation=DRAWN, optimizer=optimizer, **changes)
+    recipe = replace(RECIPE, method="icarl", augmentation=DRAWN, optimizer=optimizer, outputs=OUTPUTS, **changes)
     method = methods.create(recipe, TinyFeatures(), torch.full((3, SIDE, SIDE), 0.5), 0, torch.device("cpu"))
-    method.network.reserve(columns)
     assert isinstance(method, ICaRL)
     return method
 
 
 def test_outputs_of_classes_to_come_learn_towards_0_and_are_not_drawn_anew() -> None:
-    method = method_with_outputs(20, outputs=20, training=Schedule(20, 2.0))
+    method = untaught(training=Schedule(20, 2.0))
     images, labels = FIRST
     method.learn_step(Step(pixels(images), torch.tensor(labels), 2))
     features = method.network.predict_features(pixels(images))
@@ -204,12 +193,24 @@ def test_outputs_of_classes_to_come_learn_towards_0_and_are_not_drawn_anew() -> 
 
 
 def test_what_outputs_of_classes_to_come_have_learnt_is_kept_with_the_rest() -> None:
-    method, other = method_with_outputs(20), method_with_outputs(20)
+    method, other = untaught(), untaught()
     images, labels = FIRST
     method.learn_step(Step(pixels(images), torch.tensor(labels), 2))
     other.network.load_tensors(method.network.head_sizes, method.network.tensors())
     assert torch.equal(other.network.weight, method.network.weight)
     assert torch.equal(other.network.bias, method.network.bias)
+
+
+def test_a_model_that_was_saved_without_outputs_to_come_can_be_taken_up() -> None:
+    method = untaught()
+    method.network.add_head(2, method.generator)
+    only_known = {
+        name: tensor[:2] if name in ("weight", "bias") else tensor for name, tensor in method.network.tensors().items()
+    }
+    method.network.load_tensors([2], only_known)
+    assert torch.equal(method.network.weight, only_known["weight"])
+    method.network.add_head(3, method.generator)
+    assert method.network.weight[2:].abs().sum(1).min() > 0, "drawn"
 
 
 # --- Targets ----------------------------------------------------------------------------------------------------------
@@ -223,7 +224,7 @@ def test_the_first_step_has_targets_0_and_1(fits: list[Fit]) -> None:
     icarl().partial_fit(*FIRST)
     (fit,) = fits
     for drawn in fit.draws:
-        assert drawn.targets.numpy().tolist() == one_hot(drawn.labels, 2).tolist()
+        assert drawn.targets.numpy().tolist() == one_hot(drawn.labels, drawn.targets.shape[1]).tolist()
         assert drawn.labels.tolist() == FIRST[1]
 
 
@@ -245,7 +246,7 @@ def test_old_classes_have_the_sigmoids_of_the_network_before_the_step_new_ones_0
         assert 0 < new.sum() < len(new), "new images and exemplars alike"
         expected = outputs_of(teacher, drawn.images)
         np.testing.assert_allclose(drawn.targets[:, :5].numpy(), expected, atol=1e-6, rtol=0)
-        assert np.array_equal(drawn.targets[:, 5:].numpy(), one_hot(drawn.labels, 6)[:, 5:])
+        assert np.array_equal(drawn.targets[:, 5:].numpy(), one_hot(drawn.labels, drawn.targets.shape[1])[:, 5:])
         assert expected[new.numpy()].std(0).max() > 1e-4, "the teacher tells images apart"
     now = outputs_of(fit.networks[-1], drawn.images)[:, :5]
     assert np.abs(now - expected).max() > 0.01, "the network itself has learnt on by the last epoch"
@@ -307,7 +308,8 @@ def test_images_of_known_classes_alone_are_distilled_and_add_no_output(fits: lis
     assert method_of(learner).network.head_sizes == [2, 3]
     drawn = fits[2].epoch_draws()[-1]
     assert len(drawn.images) == 9 + 10
-    np.testing.assert_allclose(drawn.targets.numpy(), outputs_of(teacher, drawn.images), atol=1e-6, rtol=0)
+    np.testing.assert_allclose(drawn.targets[:, :5].numpy(), outputs_of(teacher, drawn.images), atol=1e-6, rtol=0)
+    assert not drawn.targets[:, 5:].any()
     check_readout(learner)
 
 
@@ -516,7 +518,7 @@ def test_the_ready_recipes_are_icarls_settings() -> None:
         assert_icarls_training(recipe)
         vehicles = "vehicles" in name
         assert recipe.method == "icarl"
-        assert recipe.outputs == (10 if vehicles else 100)
+        assert recipe.outputs == 100, "the learning rate belongs to so many"
         assert recipe.memory == Budget("total", 200 if vehicles else 2000, "herding")
         assert recipe.run.dataset == ("cifar100-vehicles" if vehicles else "cifar100")
         assert recipe.run.classes_per_step == (2 if vehicles else int(name.split("-")[1]))

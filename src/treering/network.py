@@ -137,6 +137,8 @@ class IncrementalNetwork(nn.Module):
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """Become the network that gave `tensors`, in place; raises ValueError if they do not fit."""
         self.head_sizes = list(head_sizes)
+        if self.spare_outputs and "bias" in tensors:
+            self.resize(max(self.classes, len(tensors["bias"])))
         self.reserve(self.classes)
         self.head_of_class.copy_(self._segments())
         own = self._learnt()

@@ -28,8 +28,9 @@ class ICaRL(Method):
     further_readouts: tuple[str, ...] = ("hybrid1",)
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
+        network.spare_outputs = True
+        network.reserve(recipe.outputs)
         super().__init__(recipe, network, generator)
-        network.spare_outputs = True  # the published network has an output for each class from the start
         self._class_means: Tensor | None = None
 
     def learn_step(self, step: Step) -> None:
@@ -59,8 +60,7 @@ class ICaRL(Method):
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         """Averaged over the batch and the outputs, those of classes to come included."""
-        total = F.binary_cross_entropy_with_logits(logits_NC, targets_NC, reduction="sum")
-        return total / (len(logits_NC) * self.recipe.outputs)
+        return F.binary_cross_entropy_with_logits(logits_NC, targets_NC)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """N x classes: softmax of the negative squared distances to the classes' means."""
