@@ -223,7 +223,7 @@ class Recipe(Settings):
     temperature: float = 2.0
     """T of the distillation loss [3.2]."""
     outputs: int = 100
-    """iCaRL, LwF.MC: outputs of the network from the start, those of classes to come included. The loss is averaged over
+    """iCaRL, LwF.MC: outputs of the network from the start, those of later classes included. The loss is averaged over
     them, so the learning rate belongs to their number: 100 as published, more where there are more classes."""
     pixel_scale: float = 255.0
     """Pixels are divided by this before the mean image is subtracted: 255 for CIFAR-100, 1 for ImageNet [5]."""
