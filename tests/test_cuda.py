@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from test_kernels import loss_and_gradient
 
-from treering import Learner, backbones, fused
+from treering import Learner, backbones, fused, losses
 from treering.data.stream import Dataset, ResidentImages
 from treering.experiments import runner
 from treering.experiments.runner import StreamRun, run_many
 from treering.network import IncrementalNetwork
+from treering.optim import SGD
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Run, Schedule
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -66,24 +68,29 @@ def test_fast_engine_agrees_with_eager_float32(images, tmp_path):
     assert abs(fast_result["average"] - eager_result["average"]) < 5
 
 
-def test_kernels_are_as_close_to_float64_as_the_framework_in_bfloat16():
-    """Features, gradients and running statistics of the paper's network, some of its images without effect."""
+@pytest.mark.parametrize(
+    ("backbone", "channels", "side", "count"),
+    [("resnet32", 3, 32, 100), ("resnet32-linear", 3, 32, 33), ("small", 1, 8, 5)],
+)
+def test_kernels_are_as_close_to_float64_as_the_framework_in_bfloat16(backbone, channels, side, count):
+    """Features, gradients and running statistics; odd batches leave a part of the last programs without work."""
     torch.manual_seed(0)
-    network = IncrementalNetwork(backbones.build("resnet32", 3, 0), 64, torch.rand(3, 32, 32) / 2, 255.0).cuda()
+    features = backbones.build(backbone, channels, 0)
+    network = IncrementalNetwork(features, 64, torch.rand(channels, side, side) / 2, 255.0).cuda()
     network.to(memory_format=torch.channels_last).train()
-    images = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8, device="cuda")
-    change = torch.randn(100, 64, device="cuda")
+    images = torch.randint(0, 256, (count, channels, side, side), dtype=torch.uint8, device="cuda")
+    change = torch.randn(count, 64, device="cuda")
     found = {}
     for name in ("float64", "framework", "kernels"):
         copied = copy.deepcopy(network)
         copied.mixed_precision = name != "float64"
         if name == "float64":
             copied.double()
-        extract = fused.extractor(copied) if name == "kernels" else copied.extract
+        extract = fused.extractor(copied, count) if name == "kernels" else copied.extract
         assert extract is not None
-        features = extract(images)
-        gradients = torch.autograd.grad(features, list(copied.features.parameters()), change.to(features.dtype))
-        found[name] = [features.detach(), *gradients, *copied.features.buffers()]
+        output = extract(images)
+        gradients = torch.autograd.grad(output, list(copied.features.parameters()), change.to(output.dtype))
+        found[name] = [output.detach(), *gradients, *copied.features.buffers()]
 
     def errors(name: str) -> np.ndarray:
         pairs = zip(found[name], found["float64"], strict=True)
@@ -91,8 +98,58 @@ def test_kernels_are_as_close_to_float64_as_the_framework_in_bfloat16():
 
     framework, kernels = errors("framework"), errors("kernels")
     assert framework[0] < 0.02
-    assert kernels.mean() < 1.1 * framework.mean()
-    assert (kernels < 1.5 * framework + 0.01).all()
+    assert kernels.mean() < 1.1 * framework.mean() + 0.01
+    assert (kernels < 1.5 * framework + 0.02).all()
+
+
+@pytest.mark.parametrize("sizes", [[6], [10] * 10, [30] * 10, [700, 1, 400, 13], [10] * 1000], ids=len)
+def test_loss_kernel_computes_the_equations(sizes):
+    torch.manual_seed(0)
+    heads, columns = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).cuda(), sum(sizes)
+    logits = (8 * torch.randn(64, columns)).cuda()
+    targets, labels = torch.rand(64, columns).cuda() / columns, torch.randint(0, columns, (64,)).cuda()
+    found, gradient = loss_and_gradient(fused.cross_distilled, logits, labels, targets, heads, 2.0)
+    exact = (logits.double(), labels, targets.double(), heads, 2.0)
+    wanted, exact_gradient = loss_and_gradient(losses.cross_distilled, *exact)
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert (gradient - exact_gradient).norm() < 1e-5 * exact_gradient.norm()
+
+
+@pytest.mark.parametrize("decay", ["norm-scaled", "plain"])
+def test_update_kernel_is_the_plain_optimiser(decay):
+    optimisers = []
+    for fast in (False, True):
+        network = IncrementalNetwork(backbones.build("resnet32", 3, 0), 64, torch.zeros(3, 32, 32), 255.0).cuda()
+        network.mixed_precision = fast
+        network.reserve(1000)
+        generator = torch.Generator("cuda").manual_seed(1)
+        network.add_head(10, generator)
+        optimiser = SGD(network, Optimizer(weight_decay=0.01, decay=decay), generator)
+        network.add_head(700, generator)
+        optimiser.start_epoch(0.1, 2, 128)
+        for number in range(3):
+            drawn = torch.Generator("cuda").manual_seed(number)
+            optimiser.step(torch.randn(len(optimiser.values), generator=drawn, device="cuda"))
+        optimisers.append(optimiser)
+    plain, kernels = optimisers
+    assert kernels._update is not None
+    assert torch.allclose(plain.values, kernels.values, atol=2e-6)
+    assert torch.allclose(plain.momentum, kernels.momentum, atol=2e-5)
+
+
+def test_a_kernel_that_fails_leaves_the_training_to_the_framework(images, tmp_path, monkeypatch, caplog):
+    from treering import kernels
+
+    def fail(*arguments, **settings):
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(kernels.weight_gradient, "run", fail)
+    try:
+        result = StreamRun(GENTLE, images, tmp_path)()
+    finally:
+        fused._failed.clear()
+    assert "no C compiler" in caplog.text
+    assert result["accuracy"][0] > 60
 
 
 def test_one_capture_serves_all_steps(images, tmp_path):

@@ -30,20 +30,26 @@ class Tile(NamedTuple):
     """What one program does at once."""
 
     pixels: int
-    warps: int = 4
     taps: int = 1
-    room: int = 1
-    """For so many taps, a power of two."""
+
+    @property
+    def room(self) -> int:
+        """For so many taps, a power of two."""
+        return 1 << (self.taps - 1).bit_length()
 
 
 CONVOLUTION_TILES = {16: Tile(256), 32: Tile(128), 64: Tile(64)}
 """Of convolutions, forward and backward, by the channels that go in: the fastest of many on an H200."""
-WEIGHT_TILES = {16: Tile(128, taps=3, room=4), 32: Tile(64, taps=3, room=4), 64: Tile(64)}
+WEIGHT_TILES = {16: Tile(128, taps=3), 32: Tile(64, taps=3), 64: Tile(64)}
 """Of gradients of weights, by the input's channels."""
 WEIGHT_PROGRAMS = 264
 """About two per multiprocessor: each adds its sum to that of the others."""
 ELEMENTS = 8192
 """Of an activation, in a program that goes through it element by element."""
+
+
+NO_SHORTCUT, SAME_SHAPE, HALVED = 0, 1, 2
+"""The kernels' numbers for shortcuts: none, the block's input, or that at every other pixel, in half the channels."""
 
 
 @dataclass(frozen=True)
@@ -59,62 +65,92 @@ class Layer:
     """Of its output."""
     stride: int
     shortcut: int
-    """What joins behind its normalisation: 0 nothing, 1 the block's input, 2 a part of the block's larger input."""
+    """What joins behind its normalisation."""
     relu: bool
 
 
-@functools.cache
-def available(device_type: str) -> bool:
-    """Whether the kernels run here, found by trying one: Triton comes with PyTorch for GPUs, but not everywhere."""
-    try:
-        from treering import kernels
+_failed: dict[str, str] = {}
+"""Device types where the kernels do not run, and why."""
 
-        tried, numbers = torch.zeros(1, device=device_type), torch.zeros(1, dtype=torch.int32, device=device_type)
-        kernels.add_squares[(1,)](tried, numbers, numbers, numbers, numbers, tried, 0, 16)
-        if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise RuntimeError("this GPU has no bfloat16")
-    except Exception as error:  # no Triton, no C compiler, a GPU that it does not know
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        logger.warning("training on this GPU is slower than it could be: no kernels (%s)", reason[0])
-        return False
-    return True
+
+def available(device_type: str) -> bool:
+    """Whether the kernels run here, as far as is known: Triton comes with PyTorch for GPUs, but not everywhere."""
+    if device_type not in _failed:
+        try:
+            import treering.kernels  # noqa: F401
+
+            if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+                raise RuntimeError("this GPU has no bfloat16")
+        except Exception as error:  # whatever a broken or missing Triton raises
+            give_up(device_type, error)
+    return device_type not in _failed
+
+
+def give_up(device_type: str, error: Exception) -> None:
+    """Leave everything to the framework from now on: a kernel has failed, for want of a C compiler, say."""
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    _failed[device_type] = reason[0]
+    logger.warning("training is slower than it could be, without the kernels for GPUs (%s)", reason[0])
 
 
 def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
     """The layers of a network that the kernels can compute, in order; None for any other network."""
     features, (channels, side, width) = network.features, network.mean_image.shape
-    if not isinstance(features, ResNet) or side != width or side & (side - 1) or channels > CHANNELS[0]:
+    if type(features) is not ResNet or side != width or side & (side - 1) or channels > CHANNELS[0]:
         return None
-    convolution, norm, *rest = features.stem.children()
-    if not isinstance(convolution, nn.Conv2d) or not isinstance(norm, nn.BatchNorm2d):
+    if any(module._forward_hooks or module._forward_pre_hooks for module in features.modules()):
         return None
-    if [type(part) for part in rest] != [nn.ReLU]:
+    stem: list[Any] = list(features.stem.children())
+    if [type(part) for part in stem] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]:
         return None
-    layers = [Layer(convolution, norm, CHANNELS[0], convolution.out_channels, side, 1, 0, True)]
+    layers = [Layer(stem[0], stem[1], CHANNELS[0], stem[0].out_channels, side, 1, NO_SHORTCUT, True)]
     for block in features.body:
-        if not isinstance(block, ResidualBlock) or block.projection is not None:
+        if type(block) is not ResidualBlock or block.projection is not None:
             return None
         inputs, outputs = layers[-1].outputs, block.convolution1.out_channels
-        if (block.stride, outputs) not in ((1, inputs), (2, 2 * inputs)):
+        shortcut = {(1, inputs): SAME_SHAPE, (2, 2 * inputs): HALVED}.get((block.stride, outputs))
+        if shortcut is None:
             return None
         side //= block.stride
-        layers.append(Layer(block.convolution1, block.norm1, inputs, outputs, side, block.stride, 0, True))
-        layers.append(Layer(block.convolution2, block.norm2, outputs, outputs, side, 1, block.stride, block.last_relu))
-    known = all(
-        layer.outputs in CHANNELS
-        and layer.convolution.kernel_size == (3, 3)
-        and layer.convolution.stride == (layer.stride, layer.stride)
-        and layer.convolution.bias is None
-        and layer.norm.num_batches_tracked is None
-        for layer in layers
+        layers.append(Layer(block.convolution1, block.norm1, inputs, outputs, side, block.stride, NO_SHORTCUT, True))
+        layers.append(Layer(block.convolution2, block.norm2, outputs, outputs, side, 1, shortcut, block.last_relu))
+    return layers if side and all(_is_known(layer) for layer in layers) else None
+
+
+def _is_known(layer: Layer) -> bool:
+    convolution, norm = layer.convolution, layer.norm
+    return (
+        type(convolution) is nn.Conv2d
+        and layer.outputs in CHANNELS
+        and convolution.kernel_size == (3, 3)
+        and convolution.stride == (layer.stride, layer.stride)
+        and convolution.padding == (1, 1)
+        and convolution.padding_mode == "zeros"
+        and convolution.dilation == (1, 1)
+        and convolution.groups == 1
+        and convolution.bias is None
+        and type(norm) is nn.BatchNorm2d
+        and norm.training
+        and norm.affine
+        and norm.running_mean is not None
+        and norm.momentum is not None
+        and norm.num_batches_tracked is None
     )
-    return layers if known and side else None
 
 
-def extractor(network: IncrementalNetwork) -> FusedExtractor | None:
-    """The fast `extract` for training `network` in bfloat16, where there is one."""
+def extractor(network: IncrementalNetwork, batch_size: int) -> FusedExtractor | None:
+    """The fast `extract` for training `network` in bfloat16 with so many images at once, where there is one."""
     layers = layers_of(network) if network.mixed_precision else None
-    return FusedExtractor(network, layers) if layers and available(network.device.type) else None
+    if not layers or not available(network.device.type):
+        return None
+    largest = max(batch_size * (layer.side * layer.stride) ** 2 * layer.outputs for layer in layers)
+    return FusedExtractor(network, layers) if largest < 2**31 else None  # the kernels count in 32 bits
+
+
+@functools.cache
+def _side_stream(priority: int) -> torch.cuda.Stream:
+    """One serves all runs: work is only ever recorded on it, by one capture at a time."""
+    return torch.cuda.Stream(priority=priority)
 
 
 class FusedExtractor:
@@ -122,8 +158,9 @@ class FusedExtractor:
 
     def __init__(self, network: IncrementalNetwork, layers: list[Layer]) -> None:
         self.network, self.layers = network, layers
-        self.dtype = torch.bfloat16
-        self.side = torch.cuda.Stream() if network.device.type == "cuda" else None
+        on_gpu = network.device.type == "cuda"
+        self.dtype = torch.bfloat16 if on_gpu else torch.float32  # Triton's interpreter knows no products of bfloat16
+        self.side_stream = _side_stream(torch.cuda.current_stream().priority) if on_gpu else None
         """Gradients of weights are summed up beside the way back through the layers, which does not wait for them."""
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -143,6 +180,7 @@ class _Features(torch.autograd.Function):
         return batch.forward()
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, features_gradient: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *ctx.batch.backward(features_gradient))
 
@@ -155,21 +193,17 @@ class _Batch:
 
         self.kernels = kernels
         self.network, self.layers, self.dtype = extractor.network, extractor.layers, extractor.dtype
-        self.images, self.side = images, extractor.side
+        self.images, self.side_stream = images, extractor.side_stream
         count = len(self.layers)
         weights, self.scales, self.shifts = parameters[:count], parameters[count : 2 * count], parameters[2 * count :]
-        sizes = [9 * layer.inputs * layer.outputs for layer in self.layers]
+        self.sizes = [9 * layer.inputs * layer.outputs for layer in self.layers]
         lying = [_filled(weight.permute(0, 2, 3, 1), self.layers[at].inputs) for at, weight in enumerate(weights)]
-        self.weights = torch.cat([part.flatten() for part in lying]).to(self.dtype).split(sizes)
-        # What is summed up from zero: the two sums of each pass of a layer and the gradients of the weights.
-        double = [2 * layer.outputs for layer in self.layers]
-        zeros = torch.zeros(2 * sum(double) + sum(sizes), device=images.device).split([*double, *double, *sizes])
-        self.sums, self.gradient_sums = zeros[:count], zeros[count : 2 * count]
-        self.weight_gradients = zeros[2 * count :]
+        self.weights = torch.cat([part.flatten() for part in lying]).to(self.dtype).split(self.sizes)
+        self.doubles = [2 * layer.outputs for layer in self.layers]
+        """Two sums per channel and pass."""
+        self.sums = torch.zeros(sum(self.doubles), device=images.device).split(self.doubles)
         self.outs: list[Tensor] = []
         self.ys: list[Tensor] = []
-        self.y_gradients: list[Tensor] = []
-        """Kept until the side stream has read them."""
 
     def forward(self) -> Tensor:
         layers, count, kernels = self.layers, len(self.images), self.kernels
@@ -186,7 +220,7 @@ class _Batch:
         )
         self.input = block_input = x
         for number, layer in enumerate(layers):
-            y = self._rows(self._pixels(layer), layer.outputs)
+            y = self._rows(count * layer.side**2, layer.outputs)
             tile = CONVOLUTION_TILES[layer.inputs]
             kernels.convolve[_grid(len(y), tile.pixels)](
                 x,
@@ -199,7 +233,6 @@ class _Batch:
                 layer.side,
                 layer.stride,
                 tile.pixels,
-                num_warps=tile.warps,
             )
             out = torch.empty_like(y)
             block = ELEMENTS // layer.outputs
@@ -231,6 +264,10 @@ class _Batch:
 
     def backward(self, features_gradient: Tensor) -> list[Tensor]:
         layers, last = self.layers, len(self.layers) - 1
+        sizes = [*self.doubles, *self.sizes]
+        zeros = torch.zeros(sum(sizes), device=self.images.device).split(sizes)
+        self.gradient_sums, self.weight_gradients = zeros[: len(layers)], zeros[len(layers) :]
+        self.y_gradients: list[Tensor] = []  # kept until the side stream has read them
         gradient = torch.empty_like(self.outs[last])
         block = ELEMENTS // layers[last].outputs
         self.kernels.pool_back[_grid(len(gradient), block)](
@@ -259,15 +296,15 @@ class _Batch:
                 layer.outputs,
                 layer.side * layer.stride,
                 layer.stride,
-                layers[number + 1].shortcut if first_of_block else 0,
+                layers[number + 1].shortcut if first_of_block else NO_SHORTCUT,
+                layers[number - 1].relu,
                 tile.pixels,
-                num_warps=tile.warps,
             )
             if first_of_block:
                 block_gradient = gradient
         self._weight_gradient(0, self.input, self._normalise_back(0, gradient))
-        if self.side:
-            torch.cuda.current_stream().wait_stream(self.side)
+        if self.side_stream:
+            torch.cuda.current_stream().wait_stream(self.side_stream)
         weights = [
             part.view(layer.outputs, 3, 3, layer.inputs)[..., : layer.convolution.in_channels].permute(0, 3, 1, 2)
             for part, layer in zip(self.weight_gradients, layers, strict=True)
@@ -299,9 +336,9 @@ class _Batch:
         tile = WEIGHT_TILES[layer.inputs]
         blocks = -(-pixels // tile.pixels)
         blocks_each = -(-blocks * (9 // tile.taps) // WEIGHT_PROGRAMS)
-        if self.side:
-            self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
+        if self.side_stream:
+            self.side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side_stream):
             self.kernels.weight_gradient[(-(-blocks // blocks_each), 9 // tile.taps)](
                 x,
                 y_gradient,
@@ -315,7 +352,6 @@ class _Batch:
                 tile.taps,
                 tile.room,
                 tile.pixels,
-                num_warps=tile.warps,
             )
 
     def _behind(self, number: int, gradient: Tensor) -> tuple[Any, ...]:
@@ -323,9 +359,6 @@ class _Batch:
         layer = self.layers[number]
         sums, gradient_sums = self.sums[number], self.gradient_sums[number]
         return self.outs[number], self.ys[number], sums, gradient, gradient_sums, len(gradient), layer.norm.eps
-
-    def _pixels(self, layer: Layer) -> int:
-        return len(self.images) * layer.side**2
 
     def _rows(self, pixels: int, channels: int) -> Tensor:
         return torch.empty(pixels, channels, dtype=self.dtype, device=self.images.device)
@@ -352,13 +385,13 @@ class _CrossDistilled(torch.autograd.Function):
         from treering import kernels
 
         rows, columns = logits_NC.shape
-        loss_N, ctx.gradient_NC = logits_NC.new_empty(rows), torch.empty_like(logits_NC)
-        block = min(1024, max(32, 1 << (columns - 1).bit_length()))
+        loss_N, ctx.gradient_NC = logits_NC.new_empty(rows), logits_NC.new_empty(rows, columns)
+        block = min(1024, max(32, 1 << (columns - 1).bit_length()))  # a column at least for each thread of a warp
         kernels.cross_distilled[(rows,)](
             logits_NC.contiguous(),
-            labels_N,
-            targets_NC,
-            head_of_class_C,
+            labels_N.contiguous(),
+            targets_NC.contiguous(),
+            head_of_class_C.contiguous(),
             loss_N,
             ctx.gradient_NC,
             logits_NC.new_empty(3, rows, columns),
@@ -371,6 +404,7 @@ class _CrossDistilled(torch.autograd.Function):
         return loss_N.mean()
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
         return loss_gradient * ctx.gradient_NC, None, None, None, None
 
@@ -413,7 +447,7 @@ class Update:
 
         by_norm = settings.decay == "norm-scaled" and settings.weight_decay > 0
         squares = values.new_zeros(self.tensors + len(self.head_of_row) + 2)
-        if by_norm and len(self.begins):
+        if by_norm:
             kernels.add_squares[(len(self.begins),)](
                 values, self.begins, self.sizes, self.piece_groups, self.head_of_row, squares, self.tensors, PIECE
             )
@@ -439,7 +473,7 @@ class Update:
 
 def _filled(lying: Tensor, inputs: int) -> Tensor:
     """Weights (output, row, column, input) with zeros for inputs that only fill up."""
-    return F.pad(lying, (0, inputs - lying.shape[3])) if lying.shape[3] < inputs else lying
+    return F.pad(lying, (0, inputs - lying.shape[3]))
 
 
 def _grid(pixels: int, block: int) -> tuple[int]:

@@ -62,10 +62,16 @@ def _convolved(
 
 
 @triton.jit
+def _positive(value):
+    """The larger of `value` and 0. Unlike the built-in maximum it keeps NaN, by which a diverged training shows."""
+    return tl.where(value < 0, 0.0, value)
+
+
+@triton.jit
 def _statistics(sums, channel, count, eps, CHANNELS: tl.constexpr):
     """Mean and variance of each channel, and the inverse of its deviation, from the sums of values and of squares."""
     mean = tl.load(sums + channel) / count
-    variance = tl.maximum(tl.load(sums + CHANNELS + channel) / count - mean * mean, 0.0)
+    variance = _positive(tl.load(sums + CHANNELS + channel) / count - mean * mean)
     return mean, variance, 1 / tl.sqrt(variance + eps)
 
 
@@ -75,10 +81,9 @@ def load_images(images, mean_image, out, pixel_scale, CHANNELS: tl.constexpr, SI
     image, row = tl.program_id(0) // SIDE, tl.program_id(0) % SIDE
     column, channel = tl.arange(0, SIDE), tl.arange(0, PADDED)
     at = (channel[None, :] * SIDE + row) * SIDE + column[:, None]
-    real = (channel < CHANNELS)[None, :] & (column >= 0)[:, None]
+    real = (channel < CHANNELS)[None, :]
     value = tl.load(images + image * CHANNELS * SIDE * SIDE + at, mask=real, other=0).to(tl.float32)
     value = value / pixel_scale - tl.load(mean_image + at, mask=real, other=0.0)
-    value = tl.where(real, value, 0.0)
     pixel = (image * SIDE + row) * SIDE + column
     tl.store(out + pixel[:, None] * PADDED + channel[None, :], value.to(out.dtype.element_ty))
 
@@ -132,7 +137,7 @@ def normalise(
     SHORTCUT: 0 none, 1 of the same shape, 2 of twice the side and half the channels.
     """
     pixel, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, CHANNELS)
-    valid = (pixel < pixels)[:, None] & (channel >= 0)[None, :]
+    valid = (pixel < pixels)[:, None]
     mean, variance, inverse = _statistics(sums, channel, pixels, eps, CHANNELS)
     at = pixel[:, None] * CHANNELS + channel[None, :]
     factor = inverse * tl.load(scale + channel)
@@ -147,7 +152,7 @@ def normalise(
         at_source = source[:, None] * (CHANNELS // 2) + channel[None, :]
         value += tl.load(shortcut + at_source, mask=present, other=0.0).to(tl.float32)
     if RELU:
-        value = tl.maximum(value, 0.0)
+        value = _positive(value)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=valid)
     if tl.program_id(0) == 0:
         unbiased = variance * (pixels / (pixels - 1))
@@ -212,7 +217,7 @@ def normalise_back(
 ):
     """The gradient of y from that of its normalised values."""
     pixel, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, CHANNELS)
-    valid = (pixel < pixels)[:, None] & (channel >= 0)[None, :]
+    valid = (pixel < pixels)[:, None]
     mean, _, inverse = _statistics(sums, channel, pixels, eps, CHANNELS)
     mean_gradient = tl.load(gradient_sums + channel) / pixels
     mean_product = tl.load(gradient_sums + CHANNELS + channel) / pixels
@@ -241,6 +246,7 @@ def convolve_back(
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
     SHORTCUT: tl.constexpr,
+    RELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The gradient of a convolution's input, which is the output `out` of an earlier layer that normalised `y`.
@@ -260,7 +266,7 @@ def convolve_back(
         target = (image * (SIDE // 2) + row // 2) * (SIDE // 2) + column // 2
         at = target[:, None] * (2 * INPUTS) + channel[None, :]
         total += tl.load(shortcut_gradient + at, mask=taken[:, None], other=0.0).to(tl.float32)
-    _store_gradient(total, pixel, valid, out, y, sums, gradient, gradient_sums, pixels, eps, INPUTS, True)
+    _store_gradient(total, pixel, valid, out, y, sums, gradient, gradient_sums, pixels, eps, INPUTS, RELU)
 
 
 @triton.jit
@@ -293,7 +299,7 @@ def weight_gradient(
         columns = tl.load(x + source * INPUTS + (entry % INPUTS)[None, :], mask=taken, other=0.0)
         total = tl.dot(tl.trans(rows), columns, total)
     at = output[:, None] * (9 * INPUTS) + (tl.program_id(1) * TAPS * INPUTS + entry)[None, :]
-    tl.atomic_add(gradient + at, total, mask=present[None, :] & (output >= 0)[:, None], sem="relaxed")
+    tl.atomic_add(gradient + at, total, mask=present[None, :], sem="relaxed")
 
 
 @triton.jit
@@ -301,15 +307,25 @@ def _joined(head_a, largest_a, powers_a, targets_a, head_b, largest_b, powers_b,
     """Two neighbouring runs of columns: of the second one's last head, the largest logit and the sums over it."""
     same = head_a == head_b
     largest = tl.where(same, tl.maximum(largest_a, largest_b), largest_b)
-    powers_a = tl.where(same, powers_a * tl.exp(tl.minimum(largest_a - largest, 0.0)), 0.0)
+    powers_a = tl.where(same, powers_a * tl.exp(tl.where(same, largest_a - largest, 0.0)), 0.0)
     powers = powers_a + powers_b * tl.exp(largest_b - largest)
     return head_b, largest, powers, tl.where(same, targets_a, 0.0) + targets_b
 
 
 @triton.jit
-def _at(values, place, chosen):
-    """The one of `values` that stands at the place `chosen`."""
-    return tl.sum(tl.where(place == chosen, values, 0), 0)
+def _scanned(head, scaled, target, inside, before, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
+    """What each column's head has had up to it (head, largest, powers, targets), and the last column's for the next."""
+    run = (head, scaled, tl.full([BLOCK], 1.0, tl.float32), target)
+    head, largest, powers, targets = tl.associative_scan(run, 0, _joined, reverse=REVERSE)
+    head, largest, powers, targets = _joined(before[0], before[1], before[2], before[3], head, largest, powers, targets)
+    last = inside == (0 if REVERSE else BLOCK - 1)
+    behind = (
+        tl.sum(tl.where(last, head, 0), 0),
+        tl.sum(tl.where(last, largest, 0.0), 0),
+        tl.sum(tl.where(last, powers, 0.0), 0),
+        tl.sum(tl.where(last, targets, 0.0), 0),
+    )
+    return head, largest, powers, targets, behind
 
 
 @triton.jit
@@ -333,16 +349,13 @@ def cross_distilled(
     """
     row, inside = tl.program_id(0), tl.arange(0, BLOCK)
     blocks = (columns + BLOCK - 1) // BLOCK
-    logits, targets, gradient, sums = (
-        logits + row * columns,
-        targets + row * columns,
-        gradient + row * columns,
-        sums + row * columns,
-    )
-    half, whole = rows * columns, 2 * rows * columns
+    logits, targets = logits + row * columns, targets + row * columns
+    gradient, sums = gradient + row * columns, sums + row * columns
+    second, third = rows * columns, 2 * rows * columns
 
     largest_of_row, powers_of_row = -float("inf"), 0.0
-    last_head, last_largest, last_powers, last_targets = -2, 0.0, 0.0, 0.0
+    nothing = (-2, 0.0, 0.0, 0.0)
+    before = nothing
     for block in range(blocks):
         column = block * BLOCK + inside
         real = column < columns
@@ -353,21 +366,15 @@ def cross_distilled(
         head = tl.load(head_of_class + column, mask=real, other=-1).to(tl.int32)
         target = tl.load(targets + column, mask=real, other=0.0)
         scaled = tl.where(real, logit, 0.0) / temperature
-        ones = tl.full([BLOCK], 1.0, tl.float32)
-        head, largest, powers, wanted = tl.associative_scan((head, scaled, ones, target), 0, _joined)
-        head, largest, powers, wanted = _joined(
-            last_head, last_largest, last_powers, last_targets, head, largest, powers, wanted
-        )
+        _, largest, powers, wanted, before = _scanned(head, scaled, target, inside, before, BLOCK, False)
         tl.store(sums + column, largest, mask=real)
-        tl.store(sums + half + column, powers, mask=real)
-        tl.store(sums + whole + column, wanted, mask=real)
-        last_head, last_largest = _at(head, inside, BLOCK - 1), _at(largest, inside, BLOCK - 1)
-        last_powers, last_targets = _at(powers, inside, BLOCK - 1), _at(wanted, inside, BLOCK - 1)
+        tl.store(sums + second + column, powers, mask=real)
+        tl.store(sums + third + column, wanted, mask=real)
     tl.debug_barrier()  # the way back reads what other threads have stored
 
     label = tl.load(labels + row).to(tl.int32)
-    loss = tl.log(powers_of_row) + largest_of_row - tl.load(logits + label)
-    last_head, last_largest, last_powers, last_targets = -2, 0.0, 0.0, 0.0
+    loss = tl.log(powers_of_row) + (largest_of_row - tl.load(logits + label))
+    before = nothing
     for behind in range(blocks):
         column = (blocks - 1 - behind) * BLOCK + inside
         real = column < columns
@@ -375,20 +382,14 @@ def cross_distilled(
         head = tl.load(head_of_class + column, mask=real, other=-1).to(tl.int32)
         target = tl.load(targets + column, mask=real, other=0.0)
         scaled = tl.where(real, logit, 0.0) / temperature
-        ones = tl.full([BLOCK], 1.0, tl.float32)
-        head, largest, powers, wanted = tl.associative_scan((head, scaled, ones, target), 0, _joined, reverse=True)
-        head, largest, powers, wanted = _joined(
-            last_head, last_largest, last_powers, last_targets, head, largest, powers, wanted
-        )
-        last_head, last_largest = _at(head, inside, 0), _at(largest, inside, 0)
-        last_powers, last_targets = _at(powers, inside, 0), _at(wanted, inside, 0)
-        before = column - 1
-        inner = real & (before >= 0)
+        head, largest, powers, wanted, before = _scanned(head, scaled, target, inside, before, BLOCK, True)
+        left = column - 1
+        inner = real & (left >= 0)
         _, largest, powers, wanted = _joined(
-            tl.load(head_of_class + before, mask=inner, other=-3).to(tl.int32),
-            tl.load(sums + before, mask=inner, other=0.0),
-            tl.load(sums + half + before, mask=inner, other=0.0),
-            tl.load(sums + whole + before, mask=inner, other=0.0),
+            tl.load(head_of_class + left, mask=inner, other=-3).to(tl.int32),
+            tl.load(sums + left, mask=inner, other=0.0),
+            tl.load(sums + second + left, mask=inner, other=0.0),
+            tl.load(sums + third + left, mask=inner, other=0.0),
             head,
             largest,
             powers,

@@ -78,6 +78,10 @@ class SGD:
         self.momentum.mul_(self.settings.momentum).add_(gradient)
         self.values.addcmul_(self.momentum, self.lr, value=-1)
 
+    def without_kernels(self) -> None:
+        """Update by plain operations from now on."""
+        self._update = None
+
     def flat(self, tensors: Sequence[Tensor]) -> Tensor:
         """One element after another as the parameters' memory has them, whatever their memory format."""
         parts = zip(tensors, self.orders, strict=True)

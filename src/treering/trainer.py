@@ -360,14 +360,22 @@ class CapturedUpdate(BatchUpdate):
         )
 
     def _warm_up(self, compiles: bool) -> None:
-        side = self.stream
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            fast = fused.extractor(self.network)
-            if fast:
-                self.extract = fast
-            elif compiles:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            device_type = self.batch.device.type
+            extract = fused.extractor(self.network, len(self.batch))
+            try:
+                self.extract = extract or self.extract
+                super().run_batch()
+            except Exception as error:
+                if not fused.available(device_type):
+                    raise
+                fused.give_up(device_type, error)
+                self.optimizer.without_kernels()
+                self.extract, extract = self.network.extract, None
+            if compiles and not extract:
                 self.extract = torch.compile(self.network.extract, dynamic=False)
+                self.batch_number.zero_()
                 try:
                     super().run_batch()
                 except torch._dynamo.exc.TorchDynamoException as error:
@@ -376,4 +384,6 @@ class CapturedUpdate(BatchUpdate):
             for _ in range(WARM_UP_UPDATES):
                 self.batch_number.zero_()
                 super().run_batch()
-        torch.cuda.current_stream().wait_stream(side)
+            if self.constrain:  # which is not captured, but its kernels are to be compiled here too
+                self.optimizer.step(self.gradient)
+        torch.cuda.current_stream().wait_stream(self.stream)
