@@ -57,6 +57,25 @@ def quick_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "load", lambda: few)
 
 
+def test_help_and_errors_do_not_wait_for_pytorch() -> None:
+    script = """
+import sys, treering
+from treering import cli
+from treering.recipe import Recipe
+Recipe.find("cifar100-10")
+assert not {"torch", "numpy", "scipy"} & set(sys.modules), "PyTorch takes seconds"
+assert {"Learner", "learn", "load", "undo", "Recipe"} <= set(dir(treering))
+assert treering.Learner.__module__ == "treering.learner"
+assert treering.learn.__module__ == "treering.photos"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_what_treering_does_not_have_is_said_as_python_says_it() -> None:
+    with pytest.raises(AttributeError, match="module 'treering' has no attribute 'Lerner'"):
+        _ = treering.Lerner
+
+
 @pytest.mark.usefixtures("quick_demo")
 def test_the_demo_prints_a_table_and_where_the_picture_is(treering_command: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -145,7 +145,7 @@ def test_a_kernel_that_fails_leaves_the_training_to_the_framework(images, tmp_pa
 
     monkeypatch.setattr(kernels.weight_gradient, "run", fail)
     try:
-        result = StreamRun(GENTLE, images, tmp_path)()
+        result = StreamRun(RECIPE, images, tmp_path)()
     finally:
         fused._failed.clear()
     assert "no C compiler" in caplog.text

@@ -3,14 +3,20 @@
 A faithful implementation of End-to-End Incremental Learning (Castro et al., ECCV 2018).
 """
 
-import os
+from __future__ import annotations
 
-from treering.checkpoint import undo
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
 from treering.errors import TreeringError
-from treering.learner import Learner, Progress
-from treering.photos import learn
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Schedule
 from treering.version import __version__
+
+if TYPE_CHECKING:
+    from treering.checkpoint import undo
+    from treering.learner import Learner, Progress
+    from treering.photos import learn
 
 __all__ = [
     "Augmentation",
@@ -27,7 +33,22 @@ __all__ = [
     "undo",
 ]
 
+_WITH_TORCH = {"Learner": "learner", "Progress": "learner", "learn": "photos", "undo": "checkpoint"}
+"""Imported when first asked for, name -> module: PyTorch takes seconds, and `treering --help` should not."""
+
 
 def load(folder: str | os.PathLike[str]) -> Learner:
     """The learner saved in a model folder."""
+    from treering.learner import Learner
+
     return Learner.load(folder)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module 'treering' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"treering.{_WITH_TORCH[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
