@@ -148,9 +148,9 @@ def extractor(network: IncrementalNetwork, batch_size: int) -> FusedExtractor | 
 
 
 @functools.cache
-def _side_stream(priority: int) -> torch.cuda.Stream:
+def _side_stream(device: int, priority: int) -> torch.cuda.Stream:
     """One serves all runs: work is only ever recorded on it, by one capture at a time."""
-    return torch.cuda.Stream(priority=priority)
+    return torch.cuda.Stream(device, priority=priority)
 
 
 class FusedExtractor:
@@ -160,7 +160,8 @@ class FusedExtractor:
         self.network, self.layers = network, layers
         on_gpu = network.device.type == "cuda"
         self.dtype = torch.bfloat16 if on_gpu else torch.float32  # Triton's interpreter knows no products of bfloat16
-        self.side_stream = _side_stream(torch.cuda.current_stream().priority) if on_gpu else None
+        current = torch.cuda.current_stream() if on_gpu else None
+        self.side_stream = _side_stream(current.device_index, current.priority) if current else None
         """Gradients of weights are summed up beside the way back through the layers, which does not wait for them."""
 
     def __call__(self, images: Tensor) -> Tensor:
