@@ -61,9 +61,13 @@ def test_help_and_errors_do_not_wait_for_pytorch() -> None:
     script = """
 import sys, treering
 from treering import cli
-from treering.recipe import Recipe
-Recipe.find("cifar100-10")
-assert not {"torch", "numpy", "scipy"} & set(sys.modules), "PyTorch takes seconds"
+for arguments, code in ((["--help"], 0), (["run", "nonsense"], 2)):
+    sys.argv = ["treering", *arguments]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        assert ended.code == code
+    assert not {"torch", "numpy", "scipy"} & set(sys.modules), "PyTorch takes seconds"
 assert {"Learner", "learn", "load", "undo", "Recipe"} <= set(dir(treering))
 assert treering.Learner.__module__ == "treering.learner"
 assert treering.learn.__module__ == "treering.photos"

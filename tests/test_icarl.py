@@ -24,7 +24,7 @@ from treering.experiments import runner
 from treering.experiments.runner import StreamRun, run_name
 from treering.methods.base import Step
 from treering.methods.icarl import ICaRL
-from treering.network import SPARE_LOGIT, IncrementalNetwork
+from treering.network import IncrementalNetwork
 from treering.recipe import Run
 
 FIRST, SECOND, THIRD = examples({0: 10, 1: 9}), examples({2: 8, 3: 10, 4: 9}, seed=1), examples({5: 7}, seed=2)
@@ -165,10 +165,12 @@ def test_the_loss_is_the_mean_binary_cross_entropy_over_batch_and_all_outputs(he
 
 def test_the_loss_of_outputs_far_from_their_targets_is_finite() -> None:
     method = icarl_method([2])
-    logits = torch.tensor([[300.0, -300.0, SPARE_LOGIT]], requires_grad=True)
-    loss = method.loss(logits, torch.tensor([1]), torch.tensor([[0.0, 1.0, 0.0]]), method.network.head_of_class)
-    assert loss.item() == pytest.approx((300 + 300) / 3)
-    assert torch.autograd.grad(loss, logits)[0].tolist()[0] == pytest.approx([1 / 3, -1 / 3, 0.0])
+    logits, targets = torch.full((1, OUTPUTS), -300.0), torch.zeros(1, OUTPUTS)
+    logits[0, 0], targets[0, 1] = 300.0, 1.0  # the wrong way round
+    loss = method.loss(logits.requires_grad_(), torch.tensor([1]), targets, method.network.head_of_class)
+    assert loss.item() == pytest.approx((300 + 300) / OUTPUTS)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert gradient.tolist()[0] == pytest.approx([1 / OUTPUTS, -1 / OUTPUTS, *[0.0] * (OUTPUTS - 2)])
 
 
 def untaught(**changes: Any) -> ICaRL:
@@ -208,9 +210,26 @@ def test_a_model_that_was_saved_without_outputs_to_come_can_be_taken_up() -> Non
         name: tensor[:2] if name in ("weight", "bias") else tensor for name, tensor in method.network.tensors().items()
     }
     method.network.load_tensors([2], only_known)
-    assert torch.equal(method.network.weight, only_known["weight"])
-    method.network.add_head(3, method.generator)
-    assert method.network.weight[2:].abs().sum(1).min() > 0, "drawn"
+    assert torch.equal(method.network.weight[:2], only_known["weight"])
+    assert method.network.columns == OUTPUTS, "the learning rate belongs to so many"
+    assert not method.network.weight[2:].any()
+    with pytest.raises(ValueError, match="bias differs"):
+        method.network.load_tensors([3], only_known)
+
+
+def test_all_outputs_are_drawn_with_the_first_head() -> None:
+    method = untaught()
+    method.network.add_head(2, method.generator)
+    assert (method.network.weight.abs().sum(1) > 0).all()
+    assert len({tuple(row) for row in method.network.weight.tolist()}) == OUTPUTS
+
+
+def test_a_saved_learner_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> None:
+    learner = icarl().partial_fit(*FIRST)
+    learner.save(tmp_path / "model")
+    loaded = Learner.load(tmp_path / "model", backbone=TinyFeatures())
+    said = [one.partial_fit(*SECOND).predict_proba(TESTS) for one in (learner, loaded)]
+    assert np.array_equal(*said)
 
 
 # --- Targets ----------------------------------------------------------------------------------------------------------
@@ -397,7 +416,7 @@ ICARL_FILE, HYBRID_FILE = f"{run_name(HYBRID)}.json", f"{run_name(HYBRID, 'hybri
 def test_hybrid1_is_the_networks_own_outputs() -> None:
     learner = icarl().partial_fit(*FIRST).partial_fit(*SECOND)
     method = method_of(learner)
-    (readout,) = method.other_readouts().values()
+    (readout,) = (getattr(method, name) for name in method.further_readouts.values())
     said = readout(pixels(TESTS)).numpy()
     outputs = outputs_of(method.network, pixels(TESTS))
     np.testing.assert_allclose(said, outputs / outputs.sum(1, keepdims=True), atol=1e-6, rtol=0)
@@ -407,7 +426,7 @@ def test_hybrid1_is_the_networks_own_outputs() -> None:
 def test_outputs_far_below_zero_are_probabilities_too() -> None:
     learner = icarl().partial_fit(*FIRST)
     method = method_of(learner)
-    readout = method.other_readouts()["hybrid1"]
+    readout = getattr(method, method.further_readouts["hybrid1"])
     predicted = readout(pixels(TESTS)).argmax(1)
     for shift in (60.0, 700.0):
         with torch.no_grad():

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import RECIPE, SIDE, TinyFeatures
 from rich.console import Console
 
-from treering import cli, methods, speed
+from treering import cli, speed
 from treering.data.stream import split_steps
 from treering.errors import TreeringError
 from treering.experiments import console, paper
 from treering.experiments.runner import method_label, run_name
 from treering.experiments.tables import paper_rows
-from treering.recipe import Budget, Recipe
+from treering.recipe import Recipe
 
 TABLES = {
     "table-1a": "1a",
@@ -81,14 +78,6 @@ def test_only_chooses_by_every_key_and_by_any_of_its_values() -> None:
 def test_a_second_readout_is_found_by_its_own_name() -> None:
     runs = list(paper.find("vehicles").runs())
     assert paper.chosen(runs, ["method=hybrid1"]) == paper.chosen(runs, ["method=icarl"])
-
-
-@pytest.mark.parametrize("name", methods.METHODS)
-def test_methods_name_the_readouts_that_they_have(name: str) -> None:
-    memory = Budget("per-step", 10, "random") if name == "gem" else RECIPE.memory
-    recipe = replace(RECIPE, method=name, memory=memory)
-    made = methods.create(recipe, TinyFeatures(), torch.zeros(3, SIDE, SIDE), 0, torch.device("cpu"))
-    assert tuple(made.other_readouts()) == type(made).further_readouts
 
 
 @pytest.mark.parametrize(

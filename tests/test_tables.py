@@ -104,7 +104,7 @@ def test_a_run_of_one_step_has_no_average_without_its_first() -> None:
 def test_a_readme_without_a_place_for_the_tables_is_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing here")
     with pytest.raises(TreeringError, match="no place for the tables"):
-        tables.update(tmp_path / "README.md", tmp_path)
+        tables.update(tmp_path / "README.md", ROOT / "results")
     assert (tmp_path / "README.md").read_text() == "nothing here"
 
 

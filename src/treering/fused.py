@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treering import losses
 from treering.backbones import ResidualBlock, ResNet
 from treering.network import IncrementalNetwork
 from treering.recipe import Optimizer
@@ -39,11 +38,11 @@ class Tile(NamedTuple):
 
 
 CONVOLUTION_TILES = {16: Tile(256), 32: Tile(128), 64: Tile(64)}
-"""Of convolutions, forward and backward, by the channels that go in: the fastest of many on an H200."""
+"""Of convolutions, forward and backward, by the channels that go in; chosen by measuring many on an H200."""
 WEIGHT_TILES = {16: Tile(128, taps=3), 32: Tile(64, taps=3), 64: Tile(64)}
 """Of gradients of weights, by the input's channels."""
 WEIGHT_PROGRAMS = 264
-"""About two per multiprocessor: each adds its sum to that of the others."""
+"""Each adds its sum to that of the others; about two for each multiprocessor of an H200."""
 ELEMENTS = 8192
 """Of an activation, in a program that goes through it element by element."""
 
@@ -69,28 +68,28 @@ class Layer:
     relu: bool
 
 
-_failed: dict[str, str] = {}
-"""Device types where the kernels do not run, and why."""
+failures: list[str] = []
+"""Why the kernels do not run here."""
 
 
-def available(device_type: str) -> bool:
-    """Whether the kernels run here, as far as is known: Triton comes with PyTorch for GPUs, but not everywhere."""
-    if device_type not in _failed:
+def available() -> bool:
+    """Whether the kernels run on this GPU, as far as is known: Triton comes with PyTorch, but not everywhere."""
+    if not failures:
         try:
             import treering.kernels  # noqa: F401
 
-            if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            if not torch.cuda.is_bf16_supported(including_emulation=False):
                 raise RuntimeError("this GPU has no bfloat16")
         except Exception as error:  # whatever a broken or missing Triton raises
-            give_up(device_type, error)
-    return device_type not in _failed
+            give_up(error)
+    return not failures
 
 
-def give_up(device_type: str, error: Exception) -> None:
+def give_up(error: Exception) -> None:
     """Leave everything to the framework from now on: a kernel has failed, for want of a C compiler, say."""
-    reason = str(error).strip().splitlines() or [type(error).__name__]
-    _failed[device_type] = reason[0]
-    logger.warning("training is slower than it could be, without the kernels for GPUs (%s)", reason[0])
+    *_, last_line = str(error).strip().splitlines() or [""]
+    failures.append(f"{type(error).__name__}: {last_line}")
+    logger.warning("training is slower than it could be, without the kernels for GPUs (%s)", failures[-1])
 
 
 def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
@@ -140,8 +139,8 @@ def _is_known(layer: Layer) -> bool:
 
 def extractor(network: IncrementalNetwork, batch_size: int) -> FusedExtractor | None:
     """The fast `extract` for training `network` in bfloat16 with so many images at once, where there is one."""
-    layers = layers_of(network) if network.mixed_precision else None
-    if not layers or not available(network.device.type):
+    layers = layers_of(network) if network.kernels else None
+    if not layers:
         return None
     largest = max(batch_size * (layer.side * layer.stride) ** 2 * layer.outputs for layer in layers)
     return FusedExtractor(network, layers) if largest < 2**31 else None  # the kernels count in 32 bits
@@ -149,7 +148,7 @@ def extractor(network: IncrementalNetwork, batch_size: int) -> FusedExtractor | 
 
 @functools.cache
 def _side_stream(device: int, priority: int) -> torch.cuda.Stream:
-    """One serves all runs: work is only ever recorded on it, by one capture at a time."""
+    """One serves all runs: it is used by one capture, and the updates that warm up for it, at a time."""
     return torch.cuda.Stream(device, priority=priority)
 
 
@@ -198,13 +197,13 @@ class _Batch:
         count = len(self.layers)
         weights, self.scales, self.shifts = parameters[:count], parameters[count : 2 * count], parameters[2 * count :]
         self.sizes = [9 * layer.inputs * layer.outputs for layer in self.layers]
-        lying = [_filled(weight.permute(0, 2, 3, 1), self.layers[at].inputs) for at, weight in enumerate(weights)]
-        self.weights = torch.cat([part.flatten() for part in lying]).to(self.dtype).split(self.sizes)
-        self.doubles = [2 * layer.outputs for layer in self.layers]
+        by_tap = [_filled(weight.permute(0, 2, 3, 1), self.layers[at].inputs) for at, weight in enumerate(weights)]
+        self.weights = torch.cat([part.flatten() for part in by_tap]).to(self.dtype).split(self.sizes)
+        self.sum_sizes = [2 * layer.outputs for layer in self.layers]
         """Two sums per channel and pass."""
-        self.sums = torch.zeros(sum(self.doubles), device=images.device).split(self.doubles)
-        self.outs: list[Tensor] = []
-        self.ys: list[Tensor] = []
+        self.sums = torch.zeros(sum(self.sum_sizes), device=images.device).split(self.sum_sizes)
+        self.outputs: list[Tensor] = []
+        self.convolved: list[Tensor] = []
 
     def forward(self) -> Tensor:
         layers, count, kernels = self.layers, len(self.images), self.kernels
@@ -256,8 +255,8 @@ class _Batch:
                 block,
                 num_warps=8,
             )
-            self.ys.append(y)
-            self.outs.append(out)
+            self.convolved.append(y)
+            self.outputs.append(out)
             if number % 2 == 0:  # behind the stem and each block
                 block_input = out
             x = out
@@ -265,15 +264,15 @@ class _Batch:
 
     def backward(self, features_gradient: Tensor) -> list[Tensor]:
         layers, last = self.layers, len(self.layers) - 1
-        sizes = [*self.doubles, *self.sizes]
+        sizes = [*self.sum_sizes, *self.sizes]
         zeros = torch.zeros(sum(sizes), device=self.images.device).split(sizes)
         self.gradient_sums, self.weight_gradients = zeros[: len(layers)], zeros[len(layers) :]
         self.y_gradients: list[Tensor] = []  # kept until the side stream has read them
-        gradient = torch.empty_like(self.outs[last])
+        gradient = torch.empty_like(self.outputs[last])
         block = ELEMENTS // layers[last].outputs
         self.kernels.pool_back[_grid(len(gradient), block)](
             features_gradient.contiguous(),
-            *self._behind(last, gradient),
+            *self._gradient_arguments(last, gradient),
             layers[last].outputs,
             layers[last].side,
             layers[last].relu,
@@ -284,15 +283,15 @@ class _Batch:
         for number in range(last, 0, -1):
             first_of_block = number % 2 == 1
             y_gradient = self._normalise_back(number, gradient)
-            self._weight_gradient(number, self.outs[number - 1], y_gradient)
-            gradient = torch.empty_like(self.outs[number - 1])
+            self._weight_gradient(number, self.outputs[number - 1], y_gradient)
+            gradient = torch.empty_like(self.outputs[number - 1])
             layer = layers[number]
             tile = CONVOLUTION_TILES[layer.outputs]
             self.kernels.convolve_back[_grid(len(gradient), tile.pixels)](
                 y_gradient,
                 self.weights[number],
                 block_gradient,
-                *self._behind(number - 1, gradient),
+                *self._gradient_arguments(number - 1, gradient),
                 layer.inputs,
                 layer.outputs,
                 layer.side * layer.stride,
@@ -319,7 +318,7 @@ class _Batch:
         block = ELEMENTS // layer.outputs
         self.kernels.normalise_back[_grid(len(gradient), block)](
             gradient,
-            self.ys[number],
+            self.convolved[number],
             self.sums[number],
             self.gradient_sums[number],
             self.scales[number],
@@ -355,11 +354,19 @@ class _Batch:
                 tile.pixels,
             )
 
-    def _behind(self, number: int, gradient: Tensor) -> tuple[Any, ...]:
+    def _gradient_arguments(self, number: int, gradient: Tensor) -> tuple[Any, ...]:
         """Arguments for the gradient of what layer `number` gave, before its ReLU."""
         layer = self.layers[number]
         sums, gradient_sums = self.sums[number], self.gradient_sums[number]
-        return self.outs[number], self.ys[number], sums, gradient, gradient_sums, len(gradient), layer.norm.eps
+        return (
+            self.outputs[number],
+            self.convolved[number],
+            sums,
+            gradient,
+            gradient_sums,
+            len(gradient),
+            layer.norm.eps,
+        )
 
     def _rows(self, pixels: int, channels: int) -> Tensor:
         return torch.empty(pixels, channels, dtype=self.dtype, device=self.images.device)
@@ -368,9 +375,7 @@ class _Batch:
 def cross_distilled(
     logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor, temperature: float
 ) -> Tensor:
-    """`losses.cross_distilled` on a GPU."""
-    if not available(logits_NC.device.type):
-        return losses.cross_distilled(logits_NC, labels_N, targets_NC, head_of_class_C, temperature)
+    """`losses.cross_distilled` by a kernel."""
     return _CrossDistilled.apply(  # type: ignore[no-untyped-call]
         logits_NC, labels_N, targets_NC, head_of_class_C, temperature
     )
@@ -472,9 +477,9 @@ class Update:
         )
 
 
-def _filled(lying: Tensor, inputs: int) -> Tensor:
+def _filled(by_tap: Tensor, inputs: int) -> Tensor:
     """Weights (output, row, column, input) with zeros for inputs that only fill up."""
-    return F.pad(lying, (0, inputs - lying.shape[3]))
+    return F.pad(by_tap, (0, inputs - by_tap.shape[3]))
 
 
 def _grid(pixels: int, block: int) -> tuple[int]:

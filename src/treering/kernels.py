@@ -1,7 +1,7 @@
 """GPU kernels, in Triton, for residual networks with few channels: 3 x 3 convolutions fused with batch normalisation.
 
-The libraries' convolutions take most of a training step where channels are as few as 16. These move each activation
-once: a convolution also sums up the statistics that its normalisation needs, going forward and going backward.
+The libraries' convolutions take most of a training step where channels are as few as 16. Here a convolution also sums
+up the statistics that its normalisation needs, going forward and going backward, which saves the passes for them.
 
 Activations are rows, one per pixel (image, row, column) with a column per channel; images are square,
 numbers of channels powers of two. Weights lie as output, tap (the nine places of a 3 x 3 kernel), input. Sums are
@@ -351,7 +351,7 @@ def cross_distilled(
     blocks = (columns + BLOCK - 1) // BLOCK
     logits, targets = logits + row * columns, targets + row * columns
     gradient, sums = gradient + row * columns, sums + row * columns
-    second, third = rows * columns, 2 * rows * columns
+    powers_sums, wanted_sums = sums + rows * columns, sums + 2 * rows * columns
 
     largest_of_row, powers_of_row = -float("inf"), 0.0
     nothing = (-2, 0.0, 0.0, 0.0)
@@ -368,8 +368,8 @@ def cross_distilled(
         scaled = tl.where(real, logit, 0.0) / temperature
         _, largest, powers, wanted, before = _scanned(head, scaled, target, inside, before, BLOCK, False)
         tl.store(sums + column, largest, mask=real)
-        tl.store(sums + second + column, powers, mask=real)
-        tl.store(sums + third + column, wanted, mask=real)
+        tl.store(powers_sums + column, powers, mask=real)
+        tl.store(wanted_sums + column, wanted, mask=real)
     tl.debug_barrier()  # the way back reads what other threads have stored
 
     label = tl.load(labels + row).to(tl.int32)
@@ -388,8 +388,8 @@ def cross_distilled(
         _, largest, powers, wanted = _joined(
             tl.load(head_of_class + left, mask=inner, other=-3).to(tl.int32),
             tl.load(sums + left, mask=inner, other=0.0),
-            tl.load(sums + second + left, mask=inner, other=0.0),
-            tl.load(sums + third + left, mask=inner, other=0.0),
+            tl.load(powers_sums + left, mask=inner, other=0.0),
+            tl.load(wanted_sums + left, mask=inner, other=0.0),
             head,
             largest,
             powers,

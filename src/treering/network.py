@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-BATCH_PIXELS = {"cpu": 512 * 32 * 32, "cuda": 4096 * 32 * 32}
-"""Of the images that are predicted at once: bounds the memory, and on a GPU the share of launching."""
+BATCH_IMAGES = {"cpu": 512, "cuda": 4096}
+"""Of 32 x 32 pixels, predicted at once: bounds the memory, and on a GPU the share of launching."""
 SPARE_LOGIT = -1e4
 """Logit of a spare column: its softmax is exactly 0, and unlike infinity it makes no NaN."""
 
@@ -32,6 +32,8 @@ class IncrementalNetwork(nn.Module):
         self.pixel_scale = pixel_scale
         self.mixed_precision = False
         """Extract features in bfloat16 (on a GPU); heads and losses stay in float32."""
+        self.kernels = False
+        """Train by the kernels of `fused`, as far as they go."""
         self.spare_outputs = False
         """Whether spare columns are outputs that learn like the others; else their logit is `SPARE_LOGIT`."""
         self.head_sizes: list[int] = []
@@ -116,8 +118,8 @@ class IncrementalNetwork(nn.Module):
 
     @torch.no_grad()
     def _in_batches(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        most = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cpu"])
-        batch_size = min(most // 1024, max(16, most // images.shape[2:].numel()))
+        most = BATCH_IMAGES.get(self.device.type, BATCH_IMAGES["cpu"])
+        batch_size = min(most, max(16, most * 32 * 32 // images.shape[2:].numel()))
         training = self.training
         self.eval()
         try:
@@ -137,11 +139,14 @@ class IncrementalNetwork(nn.Module):
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """Become the network that gave `tensors`, in place; raises ValueError if they do not fit."""
         self.head_sizes = list(head_sizes)
-        if self.spare_outputs and "bias" in tensors:
-            self.resize(max(self.classes, len(tensors["bias"])))
-        self.reserve(self.classes)
+        given = len(tensors["bias"]) if self.spare_outputs and "bias" in tensors else 0
+        self.reserve(max(self.classes, given))
         self.head_of_class.copy_(self._segments())
         own = self._learnt()
+        if self.classes <= given < self.columns:  # saved with fewer outputs of classes to come
+            for name in ("weight", "bias"):
+                own[name][given:].zero_()
+                own[name] = own[name][:given]
         different = own.keys() ^ tensors.keys() or {name for name in own if own[name].shape != tensors[name].shape}
         if different:
             raise ValueError(f"{min(different)} differs")

@@ -54,7 +54,7 @@ class SGD:
         ]
         self.group_of_element = torch.cat([_padded(group) for group in groups]).to(self.values.device)
         self._update = None
-        if network.mixed_precision and fused.available(self.values.device.type):
+        if network.kernels:
             self._update = fused.Update(self.group_of_element, len(self.decayed), network.head_of_class)
 
     def start_epoch(self, lr: float, epoch: int, batch_size: int) -> None:
@@ -66,7 +66,7 @@ class SGD:
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
-        """One update from the flat mean gradient of a batch, which it overwrites."""
+        """One update from the flat mean gradient of a batch, which it may overwrite."""
         noise = torch.empty_like(gradient).normal_(generator=self.generator) if self.settings.noise_eta else None
         if self._update:
             self._update(self.values, self.momentum, gradient, noise, self.lr, self.noise, self.settings)

@@ -362,28 +362,36 @@ class CapturedUpdate(BatchUpdate):
     def _warm_up(self, compiles: bool) -> None:
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            device_type = self.batch.device.type
-            extract = fused.extractor(self.network, len(self.batch))
-            try:
-                self.extract = extract or self.extract
-                super().run_batch()
-            except Exception as error:
-                if not fused.available(device_type):
-                    raise
-                fused.give_up(device_type, error)
-                self.optimizer.without_kernels()
-                self.extract, extract = self.network.extract, None
-            if compiles and not extract:
+            if self.network.kernels:
+                self._try_kernels()
+            if compiles and self.extract == self.network.extract:
                 self.extract = torch.compile(self.network.extract, dynamic=False)
-                self.batch_number.zero_()
                 try:
-                    super().run_batch()
+                    self._update_eagerly()
                 except torch._dynamo.exc.TorchDynamoException as error:
                     logger.warning("the feature extractor cannot be compiled and runs slower: %s", error)
                     self.extract = self.network.extract
             for _ in range(WARM_UP_UPDATES):
-                self.batch_number.zero_()
-                super().run_batch()
-            if self.constrain:  # which is not captured, but its kernels are to be compiled here too
-                self.optimizer.step(self.gradient)
+                self._update_eagerly()
         torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _try_kernels(self) -> None:
+        """An update by the kernels or, if it fails, without them; if only that works they are given up everywhere."""
+        try:
+            self.extract = fused.extractor(self.network, len(self.batch)) or self.extract
+            self._update_eagerly()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.network.kernels = False
+            self.optimizer.without_kernels()
+            self.extract = self.network.extract
+            self._update_eagerly()
+            fused.give_up(error)
+
+    def _update_eagerly(self) -> None:
+        """What a replay will do and, where the gradient is constrained, what follows it."""
+        self.batch_number.zero_()
+        super().run_batch()
+        if self.constrain:
+            self.optimizer.step(self.gradient)

@@ -102,7 +102,8 @@ class StreamRun:
 
         self.result_file = results / f"{run_name(recipe)}.json"
         self.state_file = results / ".unfinished" / f"{run_name(recipe)}.safetensors"
-        self._readouts = {method_label(recipe): self.method.probabilities, **self.method.other_readouts()}
+        further = {name: getattr(self.method, readout) for name, readout in self.method.further_readouts.items()}
+        self._readouts = {method_label(recipe): self.method.probabilities} | further
         self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "seconds_by_stage": {}}
         scores = ("accuracy", "top5", "class_accuracy", "task_accuracy")
         self.record["scores"] = {label: {score: [] for score in scores} for label in self._readouts}

@@ -461,11 +461,16 @@ def _beside(run: Result) -> str:
 
 def update(readme: Path, results: Path) -> None:
     """Put the tables between their two marks in `readme`."""
-    before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise TreeringError(f"{readme} has no place for the tables: it lacks the lines {BEGIN!r} and {END!r}")
-    readme.write_text(f"{before}{BEGIN}\n{markdown(read_results(results))}{END}{after}", encoding="utf-8")
+    put_between(readme, BEGIN, END, markdown(read_results(results)))
+
+
+def put_between(readme: Path, begin: str, end: str, text: str) -> None:
+    """Replace what stands between two lines of `readme`."""
+    before, found, rest = readme.read_text(encoding="utf-8").partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found and found_end):
+        raise TreeringError(f"{readme} has no place for the tables: it lacks the lines {begin!r} and {end!r}")
+    readme.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = re.split(r"[.\n]", str(error))[0]
         raise TreeringError(f"device {name!r} cannot be used here ({reason}): choose auto, cpu or cuda") from None
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # streams and kernels go to the current one
+    if device.index:
+        raise TreeringError(
+            f"device {name!r}: treering trains on the first GPU; CUDA_VISIBLE_DEVICES chooses which that is"
+        )
     return device

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from treering import augment, losses, pixels, selection
+from treering import augment, fused, losses, pixels, selection
 from treering.backbones import Pretrained
 from treering.memory import Memory
 from treering.network import IncrementalNetwork
@@ -67,8 +67,8 @@ class Method(ABC):
 
     keeps_memory = True
     """Whether the method stores exemplars within the recipe's budget."""
-    further_readouts: tuple[str, ...] = ()
-    """Names of further methods that are this one's training read out in another way."""
+    further_readouts: Mapping[str, str] = {}
+    """Further methods that are this one's training read out in another way: name -> what serves as `probabilities`."""
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         self.recipe = recipe
@@ -77,6 +77,7 @@ class Method(ABC):
         self.memory = Memory(recipe.memory)
         fast = recipe.engine == "fast" and generator.device.type == "cuda"
         network.mixed_precision = fast
+        network.kernels = fast and fused.available()
         channels_last = fast or isinstance(network.features, Pretrained)  # twice as fast for these on a CPU as well
         network.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)  # type: ignore[call-overload]
         self.trainer = Trainer(network, self.loss, recipe.optimizer, generator, captured=fast)
@@ -147,10 +148,6 @@ class Method(ABC):
     def probabilities(self, images: Tensor) -> Tensor:
         """N x classes: softmax over the logits of all heads."""
         return self.network.predict_logits(self.plain(images)).softmax(1)
-
-    def other_readouts(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """The `further_readouts`: name -> `probabilities`."""
-        return {}
 
     def plain(self, images: Tensor) -> Tensor:
         """`images` as the network sees them outside training."""

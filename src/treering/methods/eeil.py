@@ -54,7 +54,7 @@ class EEIL(Method):
         self.update_memory(candidates)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
-        function = fused.cross_distilled if self.network.mixed_precision else losses.cross_distilled
+        function = fused.cross_distilled if self.network.kernels else losses.cross_distilled
         return function(logits_NC, labels_N, targets_NC, head_of_class_C, self.recipe.temperature)
 
     @classmethod

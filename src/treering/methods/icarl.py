@@ -7,7 +7,7 @@ differ from EEIL's: see the ready recipes whose names end in icarl.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,10 @@ from treering.trainer import TrainingSet
 class ICaRL(Method):
     """Binary cross-entropy with the old outputs as targets of the old classes; nearest mean of exemplars."""
 
-    further_readouts: tuple[str, ...] = ("hybrid1",)
+    further_readouts: Mapping[str, str] = {"hybrid1": "network_outputs"}
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
-        network.spare_outputs = True
+        network.spare_outputs = True  # the published network has an output for each class from the start
         network.reserve(recipe.outputs)
         super().__init__(recipe, network, generator)
         self._class_means: Tensor | None = None
@@ -81,9 +81,6 @@ class ICaRL(Method):
     def network_outputs(self, images: Tensor) -> Tensor:
         """N x classes: the sigmoid outputs, scaled to sum to 1."""
         return F.logsigmoid(self.network.predict_logits(self.plain(images))).softmax(1)
-
-    def other_readouts(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        return {"hybrid1": self.network_outputs}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go back to `snapshot`."""

@@ -5,7 +5,7 @@ iCaRL's training without exemplars, read out by the network's own outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ class LwFMC(ICaRL):
     """Distillation on the new images alone."""
 
     keeps_memory = False
-    further_readouts = ()
+    further_readouts: Mapping[str, str] = {}
 
     def learn_step(self, step: Step) -> None:
         self.learn_outputs(step.images, step.labels, step.new_classes)
@@ -26,9 +26,6 @@ class LwFMC(ICaRL):
     def probabilities(self, images: Tensor) -> Tensor:
         """N x classes: the sigmoid outputs, scaled to sum to 1."""
         return self.network_outputs(images)
-
-    def other_readouts(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        return {}
 
     @classmethod
     def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
