@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from report_helper import result as own_result
 
 from treering import TreeringError
 from treering.experiments import tables
+from treering.experiments.runner import run_name
+from treering.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,6 +57,20 @@ def test_every_result_names_the_commit_and_the_recipe_it_was_made_with() -> None
         made = json.loads(path.read_text())
         assert len(made["commit"]) == 40, path
         assert made["recipe"]["run"]["order"] == made["order"], path
+
+
+def test_results_are_of_the_ready_recipes_as_they_are_now() -> None:
+    """So that a clone's `reproduce` takes them for done."""
+    names = [path.stem for path in (ROOT / "src/treering/recipes").glob("cifar100-*.toml")]
+    ready = {run_name(recipe): recipe for recipe in map(Recipe.find, names)}
+    checked = 0
+    for path in (ROOT / "results").glob("*.json"):
+        made = Recipe.from_dict(json.loads(path.read_text())["recipe"])
+        first_order = replace(made, run=replace(made.run, order=0))
+        if run_name(first_order) in ready:
+            assert first_order == ready[run_name(first_order)], path.name
+            checked += 1
+    assert checked > 10
 
 
 def test_a_run_stands_beside_the_papers_number() -> None:
