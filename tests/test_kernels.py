@@ -22,6 +22,7 @@ from treering.backbones import ResNet
 from treering.network import SPARE_LOGIT, IncrementalNetwork
 from treering.optim import SGD
 from treering.recipe import Optimizer
+from treering.trainer import BatchUpdate, CapturedUpdate, TrainingSet
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled here: see test_cuda.py")
 if not torch.cuda.is_available():
@@ -332,3 +333,58 @@ def test_update_is_that_of_the_plain_optimiser(decay: Any, noise_eta: float, wei
     plain, fused_one = optimisers
     assert torch.allclose(plain.values, fused_one.values, atol=2e-6)
     assert torch.allclose(plain.momentum, fused_one.momentum, atol=2e-5)
+
+
+# --- What a capture does before it captures ---------------------------------------------------------------------------
+
+
+def tried(loss: Callable[..., Tensor]) -> CapturedUpdate:
+    """A captured update, as far as it gets without a GPU: its first eager update, by the kernels if they work."""
+    network = network_of(small(), 8)
+    network.add_head(4, torch.Generator().manual_seed(0))
+    data = TrainingSet.empty(6, (3, 8, 8), 4, torch.device("cpu"))
+    data.images.random_(generator=torch.Generator().manual_seed(0))
+    update = CapturedUpdate.__new__(CapturedUpdate)
+    BatchUpdate.__init__(update, network, SGD(network, Optimizer(), torch.Generator()), loss, data, 4)
+    update._try_kernels()
+    return update
+
+
+def loss_by_kernel(logits: Tensor, labels: Tensor, targets: Tensor, heads: Tensor) -> Tensor:
+    return fused.cross_distilled(logits, labels, targets, heads, 2.0)
+
+
+def test_a_capture_uses_the_kernels_where_they_work(failures: list[str]) -> None:
+    update = tried(loss_by_kernel)
+    assert isinstance(update.extract, fused.FusedExtractor)
+    assert update.network.kernels
+    assert not failures
+    assert update.losses[0] == pytest.approx(1.4, abs=0.8)
+
+
+def test_a_kernel_that_fails_is_done_without(
+    failures: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from treering import kernels
+
+    def fail(*arguments: Any, **settings: Any) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(kernels.weight_gradient, "run", fail)
+    update = tried(lambda logits, labels, targets, heads: losses.cross_entropy(logits, labels))
+    assert update.extract == update.network.extract
+    assert not update.network.kernels
+    assert update.optimizer._update is None
+    assert failures == ["RuntimeError: no C compiler"]
+    assert "no C compiler" in caplog.text
+    assert update.losses[0] > 0
+
+
+@pytest.mark.parametrize("error", [ValueError("a loss of the user's"), torch.OutOfMemoryError("no memory left")])
+def test_what_is_not_the_kernels_fault_is_not_held_against_them(error: Exception, failures: list[str]) -> None:
+    def loss(*arguments: Tensor) -> Tensor:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        tried(loss)
+    assert not failures
