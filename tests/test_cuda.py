@@ -138,12 +138,12 @@ def test_update_kernel_is_the_plain_optimiser(decay):
 
 
 def test_a_kernel_that_fails_leaves_the_training_to_the_framework(images, tmp_path, monkeypatch, caplog):
-    from treering import kernels
+    from treering.fused import residual_kernels
 
     def fail(*arguments, **settings):
         raise RuntimeError("no C compiler")
 
-    monkeypatch.setattr(kernels.weight_gradient, "run", fail)
+    monkeypatch.setattr(residual_kernels.weight_gradient, "run", fail)
     monkeypatch.setattr(fused, "failures", [])
     run = StreamRun(RECIPE, images, tmp_path)
     run.method.trainer.compiles = False  # a minute's work

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from treering import backbones, fused, losses
 from treering.backbones import ResNet
+from treering.fused import residual
 from treering.network import SPARE_LOGIT, IncrementalNetwork
 from treering.optim import SGD
 from treering.recipe import Optimizer
@@ -94,8 +95,8 @@ def errors(found: list[Tensor], wanted: list[Tensor]) -> list[float]:
 def test_features_gradients_and_statistics_are_those_of_the_network(
     features: nn.Module, side: int, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "ELEMENTS", 1024)  # so that every kernel needs several programs
-    monkeypatch.setattr(fused, "WEIGHT_PROGRAMS", 5)
+    monkeypatch.setattr(residual, "ELEMENTS", 1024)  # so that every kernel needs several programs
+    monkeypatch.setattr(residual, "WEIGHT_PROGRAMS", 5)
     channels = next(features.parameters()).shape[1]
     network = network_of(copy.deepcopy(features), side, channels)
     exact = copy.deepcopy(network).double()
@@ -232,7 +233,7 @@ def test_a_network_is_left_to_the_framework_where_it_shall_be() -> None:
 def test_without_triton_the_kernels_are_not_there_which_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "treering.kernels", None)
+    monkeypatch.setitem(sys.modules, "triton", None)
     assert not fused.available()
     assert not fused.available()
     (record,) = caplog.records
@@ -365,12 +366,12 @@ def test_a_capture_uses_the_kernels_where_they_work(failures: list[str]) -> None
 def test_a_kernel_that_fails_is_done_without(
     failures: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from treering import kernels
+    from treering.fused import residual_kernels
 
     def fail(*arguments: Any, **settings: Any) -> None:
         raise RuntimeError("no C compiler")
 
-    monkeypatch.setattr(kernels.weight_gradient, "run", fail)
+    monkeypatch.setattr(residual_kernels.weight_gradient, "run", fail)
     update = tried(lambda logits, labels, targets, heads: losses.cross_entropy(logits, labels))
     assert update.extract == update.network.extract
     assert not update.network.kernels

@@ -1,13 +1,8 @@
-"""The parts of a training step on a GPU by `kernels`: residual networks, the cross-distilled loss, the update.
-
-Each is the same function as the plain code it stands for (`network`, `losses`, `optim`), in a fraction of the launches;
-the features and their gradient are in bfloat16.
-"""
+"""Features of a training batch, and their gradient, for residual networks of small images: bfloat16, by kernels."""
 
 from __future__ import annotations
 
 import functools
-import logging
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,9 +12,6 @@ from torch.nn import functional as F
 
 from treering.backbones import ResidualBlock, ResNet
 from treering.network import IncrementalNetwork
-from treering.recipe import Optimizer
-
-logger = logging.getLogger(__name__)
 
 CHANNELS = (16, 32, 64)
 """Numbers of channels the kernels are laid out for; the image's own are filled up to the first."""
@@ -66,30 +58,6 @@ class Layer:
     shortcut: int
     """What joins behind its normalisation."""
     relu: bool
-
-
-failures: list[str] = []
-"""Why the kernels do not run here."""
-
-
-def available() -> bool:
-    """Whether the kernels run on this GPU, as far as is known: Triton comes with PyTorch, but not everywhere."""
-    if not failures:
-        try:
-            import treering.kernels  # noqa: F401
-
-            if not torch.cuda.is_bf16_supported(including_emulation=False):
-                raise RuntimeError("this GPU has no bfloat16")
-        except Exception as error:  # whatever a broken or missing Triton raises
-            give_up(error)
-    return not failures
-
-
-def give_up(error: Exception) -> None:
-    """Leave everything to the framework from now on: a kernel has failed, for want of a C compiler, say."""
-    *_, last_line = str(error).strip().splitlines() or [""]
-    failures.append(f"{type(error).__name__}: {last_line}")
-    logger.warning("training is slower than it could be, without the kernels for GPUs (%s)", failures[-1])
 
 
 def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
@@ -189,9 +157,9 @@ class _Batch:
     """One batch on its way through the layers and back: every activation that the way back needs."""
 
     def __init__(self, extractor: FusedExtractor, images: Tensor, parameters: tuple[Tensor, ...]) -> None:
-        from treering import kernels
+        from treering.fused import residual_kernels
 
-        self.kernels = kernels
+        self.kernels = residual_kernels
         self.network, self.layers, self.dtype = extractor.network, extractor.layers, extractor.dtype
         self.images, self.side_stream = images, extractor.side_stream
         count = len(self.layers)
@@ -370,111 +338,6 @@ class _Batch:
 
     def _rows(self, pixels: int, channels: int) -> Tensor:
         return torch.empty(pixels, channels, dtype=self.dtype, device=self.images.device)
-
-
-def cross_distilled(
-    logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor, temperature: float
-) -> Tensor:
-    """`losses.cross_distilled` by a kernel."""
-    return _CrossDistilled.apply(  # type: ignore[no-untyped-call]
-        logits_NC, labels_N, targets_NC, head_of_class_C, temperature
-    )
-
-
-class _CrossDistilled(torch.autograd.Function):
-    """Loss and gradient at once: nobody asks for the one without the other."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor, temperature: float
-    ) -> Tensor:
-        from treering import kernels
-
-        rows, columns = logits_NC.shape
-        loss_N, ctx.gradient_NC = logits_NC.new_empty(rows), logits_NC.new_empty(rows, columns)
-        block = min(1024, max(32, 1 << (columns - 1).bit_length()))  # a column at least for each thread of a warp
-        kernels.cross_distilled[(rows,)](
-            logits_NC.contiguous(),
-            labels_N.contiguous(),
-            targets_NC.contiguous(),
-            head_of_class_C.contiguous(),
-            loss_N,
-            ctx.gradient_NC,
-            logits_NC.new_empty(3, rows, columns),
-            temperature,
-            rows,
-            columns,
-            block,
-            num_warps=max(1, block // 128),
-        )
-        return loss_N.mean()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return loss_gradient * ctx.gradient_NC, None, None, None, None
-
-
-PIECE = 4096
-"""Parameters whose squared norm one program sums up."""
-
-
-class Update:
-    """The update of all parameters, which are one flat tensor, from their gradient: `SGD.step` in few launches.
-
-    `group_of_element` numbers 0 what does not decay, then `tensors` tensors, then the rows of the heads' matrix.
-    """
-
-    def __init__(self, group_of_element: Tensor, tensors: int, head_of_row: Tensor) -> None:
-        self.groups, self.tensors, self.head_of_row = group_of_element.to(torch.int32), tensors, head_of_row
-        numbers, sizes = torch.unique_consecutive(group_of_element.cpu(), return_counts=True)
-        ends = sizes.cumsum(0)
-        pieces = [
-            (begin, min(PIECE, end - begin), number)
-            for number, size, end in zip(numbers.tolist(), sizes.tolist(), ends.tolist(), strict=True)
-            for begin in range(end - size, end, PIECE)
-            if number > 0
-        ]
-        table = torch.tensor(pieces, dtype=torch.int32).reshape(-1, 3).T.to(group_of_element.device)
-        self.begins, self.sizes, self.piece_groups = (part.contiguous() for part in table)
-
-    def __call__(
-        self,
-        values: Tensor,
-        momenta: Tensor,
-        gradient: Tensor,
-        noise: Tensor | None,
-        lr: Tensor,
-        deviation: Tensor,
-        settings: Optimizer,
-    ) -> None:
-        """Change `values` and `momenta`; `noise` is standard normal."""
-        from treering import kernels
-
-        by_norm = settings.decay == "norm-scaled" and settings.weight_decay > 0
-        squares = values.new_zeros(self.tensors + len(self.head_of_row) + 2)
-        if by_norm:
-            kernels.add_squares[(len(self.begins),)](
-                values, self.begins, self.sizes, self.piece_groups, self.head_of_row, squares, self.tensors, PIECE
-            )
-        kernels.update[_grid(len(values), 1024)](
-            values,
-            momenta,
-            gradient,
-            gradient if noise is None else noise,
-            self.groups,
-            self.head_of_row,
-            squares,
-            lr,
-            deviation,
-            len(values),
-            settings.momentum,
-            settings.weight_decay,
-            self.tensors,
-            noise is not None,
-            by_norm,
-            1024,
-        )
 
 
 def _filled(by_tap: Tensor, inputs: int) -> Tensor:
