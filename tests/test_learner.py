@@ -30,7 +30,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from treering import Augmentation, Budget, Learner, Optimizer, Progress, Recipe, Schedule, TreeringError
+from treering import Augmentation, Budget, Learner, Optimizer, Progress, Recipe, Schedule, TreeringError, methods
 
 LONG = {"training": Schedule(epochs=15, lr=0.1), "balanced": Schedule(epochs=8, lr=0.02)}
 """Enough epochs to learn colours for certain."""
@@ -626,3 +626,10 @@ class Fickle(nn.Module):
 def test_a_backbone_that_differs_in_training_is_refused(kind: str) -> None:
     with pytest.raises(TreeringError, match="the backbone"):
         Learner(backbone=Fickle(kind)).partial_fit(*examples({"cat": 2, "dog": 2}))
+
+
+def test_a_gpu_other_than_the_first_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "Generator", lambda device: None)  # as if there were two
+    assert methods.find_device("cuda:0") == torch.device("cuda:0")
+    with pytest.raises(TreeringError, match="'cuda:1': treering trains on the first GPU; CUDA_VISIBLE_DEVICES"):
+        methods.find_device("cuda:1")

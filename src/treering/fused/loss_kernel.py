@@ -17,6 +17,15 @@ def _joined(head_a, largest_a, powers_a, targets_a, head_b, largest_b, powers_b,
 
 
 @triton.jit
+def _loaded(logits, head_of_class, targets, column, real, temperature):
+    """Of a block of columns: logit, head, target, and the logit that distillation sees."""
+    logit = tl.load(logits + column, mask=real, other=-float("inf"))
+    head = tl.load(head_of_class + column, mask=real, other=-1).to(tl.int32)
+    target = tl.load(targets + column, mask=real, other=0.0)
+    return logit, head, target, tl.where(real, logit, 0.0) / temperature
+
+
+@triton.jit
 def _scanned(head, scaled, target, inside, before, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
     """What each column's head has had up to it (head, largest, powers, targets), and the last column's for the next."""
     run = (head, scaled, tl.full([BLOCK], 1.0, tl.float32), target)
@@ -63,13 +72,10 @@ def cross_distilled(
     for block in range(blocks):
         column = block * BLOCK + inside
         real = column < columns
-        logit = tl.load(logits + column, mask=real, other=-float("inf"))
+        logit, head, target, scaled = _loaded(logits, head_of_class, targets, column, real, temperature)
         larger = tl.maximum(largest_of_row, tl.max(logit, 0))
         powers_of_row = powers_of_row * tl.exp(largest_of_row - larger) + tl.sum(tl.exp(logit - larger), 0)
         largest_of_row = larger
-        head = tl.load(head_of_class + column, mask=real, other=-1).to(tl.int32)
-        target = tl.load(targets + column, mask=real, other=0.0)
-        scaled = tl.where(real, logit, 0.0) / temperature
         _, largest, powers, wanted, before = _scanned(head, scaled, target, inside, before, BLOCK, False)
         tl.store(sums + column, largest, mask=real)
         tl.store(powers_sums + column, powers, mask=real)
@@ -82,10 +88,7 @@ def cross_distilled(
     for behind in range(blocks):
         column = (blocks - 1 - behind) * BLOCK + inside
         real = column < columns
-        logit = tl.load(logits + column, mask=real, other=-float("inf"))
-        head = tl.load(head_of_class + column, mask=real, other=-1).to(tl.int32)
-        target = tl.load(targets + column, mask=real, other=0.0)
-        scaled = tl.where(real, logit, 0.0) / temperature
+        logit, head, target, scaled = _loaded(logits, head_of_class, targets, column, real, temperature)
         head, largest, powers, wanted, before = _scanned(head, scaled, target, inside, before, BLOCK, True)
         left = column - 1
         inner = real & (left >= 0)

@@ -54,7 +54,7 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = re.split(r"[.\n]", str(error))[0]
         raise TreeringError(f"device {name!r} cannot be used here ({reason}): choose auto, cpu or cuda") from None
-    if device.index:
+    if device.type == "cuda" and device.index:
         raise TreeringError(
             f"device {name!r}: treering trains on the first GPU; CUDA_VISIBLE_DEVICES chooses which that is"
         )
