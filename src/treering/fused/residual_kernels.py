@@ -57,7 +57,7 @@ def _convolved(
     for tap in range(9):
         at, inside = _source_pixel(pixel, tap, SIDE, SOURCE_SIDE, STRIDE, BACK)
         rows = tl.load(source + at[:, None] * FROM + channel_from[None, :], mask=(inside & valid)[:, None], other=0.0)
-        total = tl.dot(rows, tl.load(weight + tap * INPUTS + place), total)
+        total = tl.dot(rows, tl.load(weight + tap * INPUTS + place), total, input_precision="ieee")
     return total
 
 
@@ -297,6 +297,6 @@ def weight_gradient(
         source, inside = _source_pixel(pixel[:, None], tap[None, :], SIDE, SIDE * STRIDE, STRIDE, False)
         taken = inside & valid[:, None] & present[None, :]
         columns = tl.load(x + source * INPUTS + (entry % INPUTS)[None, :], mask=taken, other=0.0)
-        total = tl.dot(tl.trans(rows), columns, total)
+        total = tl.dot(tl.trans(rows), columns, total, input_precision="ieee")
     at = output[:, None] * (9 * INPUTS) + (tl.program_id(1) * TAPS * INPUTS + entry)[None, :]
     tl.atomic_add(gradient + at, total, mask=present[None, :], sem="relaxed")
