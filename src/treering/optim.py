@@ -68,7 +68,7 @@ class SGD:
     def step(self, gradient: Tensor) -> None:
         """One update from the flat mean gradient of a batch, which it may overwrite."""
         noise = torch.empty_like(gradient).normal_(generator=self.generator) if self.settings.noise_eta else None
-        if self._update:
+        if self._update and self.network.kernels:  # which may have failed since
             self._update(self.values, self.momentum, gradient, noise, self.lr, self.noise, self.settings)
             return
         if noise is not None:
@@ -77,10 +77,6 @@ class SGD:
             gradient.addcmul_(self._decay_of_element(), self.values, value=self.settings.weight_decay)
         self.momentum.mul_(self.settings.momentum).add_(gradient)
         self.values.addcmul_(self.momentum, self.lr, value=-1)
-
-    def without_kernels(self) -> None:
-        """Update by plain operations from now on."""
-        self._update = None
 
     def flat(self, tensors: Sequence[Tensor]) -> Tensor:
         """One element after another as the parameters' memory has them, whatever their memory format."""

@@ -384,7 +384,6 @@ class CapturedUpdate(BatchUpdate):
             raise
         except Exception as error:
             self.network.kernels = False
-            self.optimizer.without_kernels()
             self.extract = self.network.extract
             self._update_eagerly()
             fused.give_up(error)
