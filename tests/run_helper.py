@@ -39,14 +39,18 @@ TINY = replace(
 """Three steps, ten epochs in all. Its backbone has to be registered: see `register`."""
 
 
-def tiny_images(classes: int = 6, per_class: int | Sequence[int] = 6, tests_per_class: int = 4) -> ResidentImages:
-    """A dataset of 8 x 8 pixels."""
+def tiny_dataset(classes: int = 6, per_class: int | Sequence[int] = 6, tests_per_class: int = 4) -> Dataset:
+    """Images of 8 x 8 pixels."""
     counts = [per_class] * classes if isinstance(per_class, int) else per_class
     train = np.random.RandomState(0).permutation([label for label in range(classes) for _ in range(counts[label])])
     test = np.random.RandomState(1).permutation([label for label in range(classes) for _ in range(tests_per_class)])
     names = tuple(f"class {label}" for label in range(classes))
-    dataset = Dataset("tiny", images_of(train, seed=2), train, images_of(test, seed=3), test, names)
-    return ResidentImages.of(dataset, torch.device("cpu"))
+    return Dataset("tiny", images_of(train, seed=2), train, images_of(test, seed=3), test, names)
+
+
+def tiny_images(*facts: Any, **named_facts: Any) -> ResidentImages:
+    """The same, as runs take them."""
+    return ResidentImages.of(tiny_dataset(*facts, **named_facts), torch.device("cpu"))
 
 
 def register(backbone: dict[str, Any]) -> None:

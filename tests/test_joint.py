@@ -15,12 +15,11 @@ import pytest
 import torch
 from conftest import TinyFeatures, examples, images_of, kept, method_of, tiny_learner
 from rich.console import Console
-from run_helper import TINY, tiny_images
+from run_helper import TINY, tiny_dataset, tiny_images
 from test_draws import DRAWN, Fit, watch_fits
 from test_icarl import ready
 
 from treering import Augmentation, Budget, Recipe, backbones, data
-from treering.data.stream import Dataset
 from treering.experiments import console, tables
 from treering.experiments.runner import StreamRun, run_name
 from treering.recipe import Run
@@ -124,13 +123,10 @@ def test_a_run_of_several_steps_has_an_average_without_the_first(tmp_path: Path)
 
 
 def test_the_console_shows_a_run_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = tiny_images()
-    parts = [images.train_images.movedim(1, -1), images.train_labels, images.test_images.movedim(1, -1)]
-    arrays = [part.contiguous().numpy() for part in (*parts, images.test_labels)]
-    monkeypatch.setitem(data.DATASETS, "tiny", lambda folder, download: Dataset("tiny", *arrays, images.class_names))
+    monkeypatch.setitem(data.DATASETS, "tiny", lambda folder, download: tiny_dataset())
     screen = io.StringIO()
     assert console.run(Console(file=screen, width=160), [ONE], tmp_path, tmp_path / "results", False, "cpu") == []
-    (row,) = [line for line in screen.getvalue().splitlines() if NAME in line]
+    (row,) = [line for line in screen.getvalue().splitlines() if NAME in line and "│" in line]
     cells = [cell.strip() for cell in re.split("[│┃]", row)[1:-1]]
     result = json.loads((tmp_path / "results" / f"{NAME}.json").read_text())
     accuracy = f"{result['accuracy'][0]:.2f}"

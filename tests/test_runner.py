@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import logging
@@ -23,11 +24,12 @@ import pytest
 import run_helper
 import safetensors.torch
 import torch
-from run_helper import TINY, digest, tiny_images
+from rich.console import Console
+from run_helper import TINY, digest, tiny_dataset, tiny_images
 
 import treering
-from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, TreeringError, backbones, methods, trainer
-from treering.experiments import runner
+from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, TreeringError, backbones, data, methods, trainer
+from treering.experiments import console, runner
 from treering.experiments.runner import RunProgress, StreamRun, run_many, run_name
 from treering.recipe import Run
 
@@ -306,6 +308,27 @@ def test_progress_tells_step_stage_and_epoch(tmp_path: Path) -> None:
     ]
     assert {(now.steps, now.epochs, now.image_passes_planned) for now in seen} == {(3, 2, run.image_passes_planned)}
     assert all(a.image_passes < b.image_passes and a.seconds < b.seconds for a, b in itertools.pairwise(seen))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_log_gets_a_line_for_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    monkeypatch.setitem(data.DATASETS, "tiny", lambda folder, download: tiny_dataset())
+    screen = io.StringIO()
+    on = Console(file=screen, width=160, force_terminal=terminal)
+    console.run(on, [TINY], tmp_path, tmp_path / "results", False, "cpu")
+    name = run_name(TINY)
+    said = [line for line in screen.getvalue().splitlines() if line.startswith(f"{name}: ")]
+    if terminal:
+        assert not said
+        return
+    stages = ["1/3 training", "2/3 training", "2/3 balanced", "3/3 training", "3/3 balanced"]
+    accuracy = json.loads((tmp_path / "results" / f"{name}.json").read_text())["accuracy"]
+    for line, stage in zip(said, stages, strict=True):
+        done = int(stage[0]) - 1
+        ends = f" left; {accuracy[done - 1]:.1f} % after step {done}" if done else " left"
+        assert line.startswith(f"{name}: step {stage} epoch 1/2, ")
+        assert line.endswith(ends)
+        assert " images/s, " in line
 
 
 # --- Interruption -----------------------------------------------------------------------------------------------------

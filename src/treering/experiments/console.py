@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -61,14 +61,10 @@ def run(
             runs = {run_name(recipe): prepared(recipe) for recipe in recipes[start : start + WAVE]}
             ready = {name: one for name, one in runs.items() if one is not None}
             for name, one in ready.items():
-                bar = bars.add_task(name, total=one.image_passes_planned, now="")
-
-                def show(now: RunProgress, bar: TaskID = bar) -> None:
-                    where = f"step {now.step}/{now.steps} {now.stage} epoch {now.epoch}/{now.epochs}"
-                    rate = f"{now.image_passes / now.seconds:,.0f} images/s"
-                    bars.update(bar, completed=now.image_passes, now=f"{where} {rate}")
-
-                one.watch = show
+                if console.is_terminal:
+                    one.watch = _bar(bars, bars.add_task(name, total=one.image_passes_planned, now=""))
+                else:
+                    one.watch = _lines(console, name)
             outcomes |= zip(ready, run_many(list(ready.values()), at_once), strict=True)
 
     table = Table()
@@ -91,6 +87,38 @@ def run(
         if isinstance(outcome, Exception) and not isinstance(outcome, TreeringError):
             raise outcome
     return errors
+
+
+def _where(now: RunProgress) -> str:
+    return f"step {now.step}/{now.steps} {now.stage} epoch {now.epoch}/{now.epochs}"
+
+
+def _bar(bars: Progress, bar: TaskID) -> Callable[[RunProgress], None]:
+    """Moves a bar."""
+
+    def show(now: RunProgress) -> None:
+        rate = f"{now.image_passes / now.seconds:,.0f} images/s"
+        bars.update(bar, completed=now.image_passes, now=f"{_where(now)} {rate}")
+
+    return show
+
+
+def _lines(console: Console, name: str) -> Callable[[RunProgress], None]:
+    """For a log file: a line when a run has gone on to another stage."""
+    seen: tuple[int, str] | None = None
+
+    def show(now: RunProgress) -> None:
+        nonlocal seen
+        if seen == (now.step, now.stage):
+            return
+        seen = (now.step, now.stage)
+        rate = now.image_passes / now.seconds
+        left = speed.as_text((now.image_passes_planned - now.image_passes) / rate)
+        before = "" if now.accuracy is None else f"; {now.accuracy:.1f} % after step {now.step - 1}"
+        line = f"{name}: {_where(now)}, {rate:,.0f} images/s, {left} left{before}"
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    return show
 
 
 def show_plan(console: Console, recipes: Sequence[Recipe], folder: Path, results: Path, device: str) -> None:

@@ -56,6 +56,8 @@ class RunProgress:
     """Of the whole run."""
     seconds: float
     """So far, an interrupted run's earlier parts included."""
+    accuracy: float | None
+    """After the step before."""
 
 
 def method_label(recipe: Recipe) -> str:
@@ -201,6 +203,7 @@ class StreamRun:
                 self.record["image_passes"],
                 self.image_passes_planned,
                 self.record["seconds"],
+                next(iter(self.record["scores"][method_label(self.recipe)]["accuracy"][-1:]), None),
             )
         )
 
