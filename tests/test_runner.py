@@ -540,16 +540,18 @@ def test_a_state_that_cannot_be_taken_up_is_named_in_a_warning_and_the_run_start
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
     case = Interruptible("plain", tmp_path)
     state = case.interrupted("broken", 6).state_file
-    state.write_bytes(broken_state(kind, state.read_bytes()))
+    content = broken_state(kind, state.read_bytes())
+    state.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         case.check_the_end("broken", case.epochs)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert str(state) in record.getMessage()
     assert "starts anew" in record.getMessage()
+    assert state.with_suffix(".set-aside").read_bytes() == content
 
 
-def test_the_state_of_a_run_with_other_settings_is_named_in_a_warning_and_the_run_starts_anew(
+def test_the_state_of_a_run_with_other_settings_is_set_aside_with_a_warning_and_the_run_starts_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
@@ -558,11 +560,39 @@ def test_the_state_of_a_run_with_other_settings_is_named_in_a_warning_and_the_ru
     case.recipe = replace(other, temperature=3.0)
     state = case.interrupted("results", 6).state_file
     case.recipe = other
+    content = state.read_bytes()
     with caplog.at_level(logging.WARNING):
         case.check_the_end("results", case.epochs)
     (record,) = caplog.records
     assert str(state) in record.getMessage()
     assert "other settings" in record.getMessage()
+    assert state.with_suffix(".set-aside").read_bytes() == content
+
+
+def test_a_run_begun_on_another_kind_of_device_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its generator's state, which here has 16 bytes as on a GPU, only seeds ours: other draws, the same each time."""
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible("plain", tmp_path)
+    ends = []
+    for place, number in (("one", 1), ("again", 1), ("other", 2)):
+        state = case.interrupted(place, 5).state_file
+        content = state.read_bytes()
+        size = int.from_bytes(content[:8], "little")
+        facts = json.loads(content[8 : 8 + size])["__metadata__"]
+        tensors = safetensors.torch.load(content)
+        elsewhere = {name: torch.full((16,), number, dtype=torch.uint8) for name in tensors if "generator" in name}
+        state.write_bytes(safetensors.torch.save(tensors | elsewhere, facts))
+        run = case.start(place)
+        seen: list[RunProgress] = []
+        run.watch = seen.append
+        result = run()
+        assert len(seen) == case.epochs - 5
+        assert result["image_passes"] == run.image_passes_planned
+        ends.append(digest(run.method))
+    assert ends[0] == ends[1] != ends[2]
+    assert caplog.records == []
 
 
 def test_a_good_state_is_taken_up_without_a_warning(

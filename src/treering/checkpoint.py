@@ -42,6 +42,7 @@ from treering import backbones, files, methods
 from treering.errors import TreeringError
 from treering.model import Model
 from treering.recipe import Recipe
+from treering.trainer import restore_generator
 from treering.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -219,9 +220,8 @@ def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None
         if ranked:
             method.memory.store(label, _stacked(path, ranked).to(device))
     held_out = {label: _stacked(path, part) for label, part in enumerate(entries.get("held_out", ())) if part}
-    generator = manifest["generator"]
-    if generator["device"] == device.type:
-        method.generator.set_state(torch.frombuffer(bytearray.fromhex(generator["state"]), dtype=torch.uint8))
+    state = torch.frombuffer(bytearray.fromhex(manifest["generator"]["state"]), dtype=torch.uint8)
+    restore_generator(method.generator, state)
     history = history_of(path, manifest)
     return Model(method, manifest["seed"], tuple(manifest["image_shape"]), manifest["classes"], history, held_out)
 

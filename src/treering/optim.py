@@ -35,10 +35,8 @@ class SGD:
         self.parameters: list[nn.Parameter] = [part for part in network.parameters() if part.requires_grad]
         self.orders = [_storage_order(part) for part in self.parameters]
         self.values = self.flat([part.detach() for part in self.parameters])
-        offset = 0
-        for part in self.parameters:
-            part.data = self.values.as_strided(part.shape, part.stride(), offset)
-            offset += part.numel() + _padding(part)
+        for part, view in zip(self.parameters, self._views(self.values), strict=True):
+            part.data = view
         self.momentum = torch.zeros_like(self.values)
         self.lr = self.values.new_zeros(())
         self.noise = self.values.new_zeros(())
@@ -82,6 +80,24 @@ class SGD:
         """One element after another as the parameters' memory has them, whatever their memory format."""
         parts = zip(tensors, self.orders, strict=True)
         return torch.cat([_padded(part.permute(order).flatten()) for part, order in parts])
+
+    def saved_momentum(self) -> Tensor:
+        """In an order that does not depend on the parameters' memory format: other devices have another."""
+        return torch.cat([_padded(part.flatten()) for part in self._views(self.momentum)])
+
+    def load_momentum(self, saved: Tensor) -> None:
+        """Take up what `saved_momentum` gave."""
+        sizes = [part.numel() + _padding(part) for part in self.parameters]
+        for view, part in zip(self._views(self.momentum), saved.split(sizes), strict=True):
+            view.copy_(part[: view.numel()].view(view.shape))
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        """The elements of each parameter in `flat`, in its shape."""
+        views, offset = [], 0
+        for part in self.parameters:
+            views.append(flat.as_strided(part.shape, part.stride(), offset))
+            offset += part.numel() + _padding(part)
+        return views
 
     def _decay_of_element(self) -> Tensor:
         """What multiplies lambda * w: |w|^2 of w's own tensor (each head is a tensor of its own) or, if plain, 1."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import hashlib
 import logging
 import math
 import threading
@@ -192,7 +193,7 @@ class Trainer:
             if self._resume:
                 epochs_done = self._resume.current.epoch
                 self._restore(self._resume.current)
-                update.optimizer.momentum.copy_(self._resume.current.momentum)
+                update.optimizer.load_momentum(self._resume.current.momentum)
                 self._resume = None
             self.on_start()
             for epoch in range(epochs_done, schedule.epochs):
@@ -249,12 +250,20 @@ class Trainer:
         return InFlight(self._state(number, epoch, update), self._previous)
 
     def _state(self, number: int, epoch: int, update: BatchUpdate) -> FitState:
-        momentum, generator = update.optimizer.momentum.clone(), self.generator.get_state()
+        momentum, generator = update.optimizer.saved_momentum(), self.generator.get_state()
         return FitState(number, epoch, self.network.tensors(), momentum, generator)
 
     def _restore(self, state: FitState) -> None:
         self.network.load_tensors(self.network.head_sizes, state.tensors)
-        self.generator.set_state(state.generator)
+        restore_generator(self.generator, state.generator)
+
+
+def restore_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Go on drawing from `state`. That of another kind of device serves as a seed: a run may go on elsewhere."""
+    if len(state) == len(generator.get_state()):
+        generator.set_state(state)
+    else:
+        generator.manual_seed(int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:7]))
 
 
 class BatchUpdate:

@@ -296,7 +296,11 @@ class StreamRun:
             ValueError,
             AttributeError,
         ) as error:
-            logger.warning("%s cannot be taken up, the run starts anew: %s", self.state_file, error)
+            aside = self.state_file.with_suffix(".set-aside")
+            self.state_file.replace(aside)
+            logger.warning(
+                "%s cannot be taken up, the run starts anew (it is %s now): %s", self.state_file, aside, error
+            )
             self.method.restore(before)
             return None
         set_up = self.record["seconds"]  # this time's

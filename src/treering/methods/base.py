@@ -18,7 +18,7 @@ from treering.memory import Memory
 from treering.network import IncrementalNetwork
 from treering.pixels import Images
 from treering.recipe import Recipe, Schedule
-from treering.trainer import Trainer, TrainingSet, batch_plan
+from treering.trainer import Trainer, TrainingSet, batch_plan, restore_generator
 
 
 @dataclass(frozen=True)
@@ -197,4 +197,4 @@ class Method(ABC):
         self.network.resize(snapshot["columns"])
         self.network.load_tensors(snapshot["head_sizes"], snapshot["tensors"])
         self.memory.exemplars = dict(snapshot["exemplars"])
-        self.generator.set_state(snapshot["generator"])
+        restore_generator(self.generator, snapshot["generator"])
