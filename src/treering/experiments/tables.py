@@ -327,28 +327,28 @@ def is_comparable(other: Setting, setting: Setting) -> bool:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """For the README: one table for each of the paper's that has a measured run in it; cells without one say so."""
+    """For the README: the measured rows of the paper's tables, and how many of each are not run yet."""
     parts = []
     for name, title in TITLES.items():
         cells = table(name, results)
-        if any(cell.runs for cell in cells):
+        measured = [cell for cell in cells if cell.runs]
+        if measured:
             parts.append(f"### {title}\n")
             parts.append("| classes per step | method | memory | paper | ours | ours, first step included | minutes |")
             parts.append("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
-            parts += [_line(name, cell) for cell in cells]
-            parts.append("")
+            parts += [*(_line(name, cell) for cell in measured), ""]
+            missing = len(cells) - len(measured)
+            if missing:
+                parts.append(f"Not run yet: {missing} of the paper's {len(cells)} rows.\n")
     return "\n".join(parts)
 
 
 def _line(name: str, cell: Cell) -> str:
-    ours = ["not run yet", "", ""]
-    if cell.runs:
-        orders = f" ({cell.orders} orders)" if cell.orders > 1 else ""
-        without_first = "" if cell.mean is None else number(cell.mean) + orders
-        minutes = ", ".join(f"{run['seconds'] / 60:.1f}{_beside(run)}" for run in cell.runs)
-        ours = [without_first, number(cell.mean_with_first), minutes]
-    setting = cell.setting
-    paper = with_deviation(cell.paper, cell.paper_deviation)
+    orders = f" ({cell.orders} orders)" if cell.orders > 1 else ""
+    without_first = "" if cell.mean is None else number(cell.mean) + orders
+    minutes = ", ".join(f"{run['seconds'] / 60:.1f}{_beside(run)}" for run in cell.runs)
+    setting, paper = cell.setting, with_deviation(cell.paper, cell.paper_deviation)
+    ours = (without_first, number(cell.mean_with_first), minutes)
     return markdown_row([setting.steps, row_name(name, setting), setting.memory_name, paper, *ours])
 
 
