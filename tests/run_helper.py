@@ -48,9 +48,9 @@ def tiny_dataset(classes: int = 6, per_class: int | Sequence[int] = 6, tests_per
     return Dataset("tiny", images_of(train, seed=2), train, images_of(test, seed=3), test, names)
 
 
-def tiny_images(*facts: Any, **named_facts: Any) -> ResidentImages:
+def tiny_images(classes: int = 6, per_class: int | Sequence[int] = 6, tests_per_class: int = 4) -> ResidentImages:
     """The same, as runs take them."""
-    return ResidentImages.of(tiny_dataset(*facts, **named_facts), torch.device("cpu"))
+    return ResidentImages.of(tiny_dataset(classes, per_class, tests_per_class), torch.device("cpu"))
 
 
 def register(backbone: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ RECIPE = Recipe(
     optimizer=Optimizer(batch_size=64),
     run=Run("blobs", classes_per_step=2),
 )
+TENSORS = ("train_images", "train_labels", "test_images", "test_labels")
 GENTLE = replace(RECIPE, training=Schedule(6, 0.005), balanced=Schedule(3, 0.001))
 """With larger learning rates the last bits, which sums in any order leave open, soon decide where a training goes."""
 
@@ -100,7 +101,7 @@ def test_kernels_compute_features_gradients_and_statistics(backbone, channels, s
     def errors(name: str) -> np.ndarray:
         return np.array([float((a - b).norm() / b.norm()) for a, b in zip(found(name), wanted, strict=True)])
 
-    assert errors("kernels, float32").max() < 0.05
+    assert errors("kernels, float32").max() < 0.02
     framework, kernels = errors("framework"), errors("kernels")
     assert framework[0] < 0.02
     assert kernels[0] < 0.02
@@ -167,7 +168,7 @@ def test_one_capture_serves_all_steps(images, tmp_path):
 
 def test_gradient_noise_differs_between_replays_and_follows_the_seed(images):
     def noise(seed: int) -> torch.Tensor:
-        """What three replays add to the parameters, the noise being far above the gradients."""
+        """The momentum of three replays, which is their noise: it is far above the gradients."""
         loud = replace(RECIPE, optimizer=Optimizer(batch_size=64, momentum=0.0, noise_eta=1e6))
         features, device = backbones.build("small", 3, 0), images.train_images.device
         method = methods.create(loud, features, torch.zeros(3, 16, 16), seed, device)
@@ -219,6 +220,33 @@ def test_interrupted_run_goes_on_to_the_same_result(images, tmp_path, monkeypatc
     resumed = StreamRun(RECIPE, images, tmp_path / "stopped")()
     assert resumed["image_passes"] == whole["image_passes"]
     assert abs(resumed["average"] - whole["average"]) < 3
+
+
+def test_a_run_goes_on_on_another_device_and_back(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    recipe = replace(GENTLE, optimizer=replace(RECIPE.optimizer, reset_momentum=False))
+    on_cpu = replace(images, **{name: getattr(images, name).cpu() for name in TENSORS})
+    epochs = 0
+    for place, stop_after in ((images, 2), (on_cpu, 4), (images, 0)):
+        run = StreamRun(recipe, place, tmp_path)
+        begun = epochs
+
+        def count(progress, stop_at=begun + stop_after):
+            nonlocal epochs
+            epochs += 1
+            if epochs == stop_at:
+                raise KeyboardInterrupt
+
+        run.watch = count
+        if stop_after:
+            with pytest.raises(KeyboardInterrupt):
+                run()
+        else:
+            result = run()
+    assert epochs == 6 + 2 * (6 + 3)
+    assert result["image_passes"] == run.image_passes_planned
+    assert result["device"].split(", ")[1] == "CPU"
+    assert result["accuracy"][0] > 60
 
 
 def test_a_learner_can_be_taught_a_handful_of_images(images):

@@ -310,25 +310,33 @@ def test_progress_tells_step_stage_and_epoch(tmp_path: Path) -> None:
     assert all(a.image_passes < b.image_passes and a.seconds < b.seconds for a, b in itertools.pairwise(seen))
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_log_gets_a_line_for_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+def shown(results: Path, monkeypatch: pytest.MonkeyPatch, **terminal: Any) -> str:
+    """What is seen of a run."""
     monkeypatch.setitem(data.DATASETS, "tiny", lambda folder, download: tiny_dataset())
-    screen = io.StringIO()
-    on = Console(file=screen, width=160, force_terminal=terminal)
-    console.run(on, [TINY], tmp_path, tmp_path / "results", False, "cpu")
+    screen = Console(file=io.StringIO(), width=160, **terminal)
+    console.run(screen, [TINY], results, results, False, "cpu")
+    return screen.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("terminal", [{}, {"force_terminal": True, "force_interactive": False}], ids=["file", "dumb"])
+def test_a_log_gets_a_line_for_each_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: dict[str, bool]
+) -> None:
     name = run_name(TINY)
-    said = [line for line in screen.getvalue().splitlines() if line.startswith(f"{name}: ")]
-    if terminal:
-        assert not said
-        return
+    said = [line for line in shown(tmp_path, monkeypatch, **terminal).splitlines() if line.startswith(f"{name}: ")]
     stages = ["1/3 training", "2/3 training", "2/3 balanced", "3/3 training", "3/3 balanced"]
-    accuracy = json.loads((tmp_path / "results" / f"{name}.json").read_text())["accuracy"]
+    accuracy = json.loads((tmp_path / f"{name}.json").read_text())["accuracy"]
     for line, stage in zip(said, stages, strict=True):
         done = int(stage[0]) - 1
-        ends = f" left; {accuracy[done - 1]:.1f} % after step {done}" if done else " left"
         assert line.startswith(f"{name}: step {stage} epoch 1/2, ")
-        assert line.endswith(ends)
+        assert line.endswith(f" left; {accuracy[done - 1]:.1f} % after step {done}" if done else " left")
         assert " images/s, " in line
+
+
+def test_a_terminal_gets_a_bar_and_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = shown(tmp_path, monkeypatch, force_terminal=True, force_interactive=True)
+    assert "step 3/3 balanced epoch 2/2" in said
+    assert " left" not in said
 
 
 # --- Interruption -----------------------------------------------------------------------------------------------------
@@ -339,6 +347,8 @@ VARIANTS = {
     "augmented": (replace(TINY, augmentation=Augmentation(padding=1), optimizer=Optimizer(batch_size=64)), 6),
     "random selection": (replace(TINY, memory=Budget("per-class", 2, "random")), 6),
     "fine-tuning": (replace(TINY, method="finetune", training=Schedule(epochs=3, lr=0.05)), 6),
+    "joint": (replace(TINY, method="joint"), 6),
+    "icarl": (replace(TINY, method="icarl", outputs=6), 6),
     "resnet": (replace(TINY, backbone="small"), 6),
     "many classes": (replace(TINY, memory=Budget(size=30), run=Run("tiny", (6, 6, 1))), 13),
 }
@@ -396,7 +406,7 @@ def test_a_run_interrupted_after_any_epoch_goes_on_from_there_and_ends_the_same(
 ) -> None:
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
     case = Interruptible(variant, tmp_path)
-    assert case.epochs == (9 if variant == "fine-tuning" else 10)
+    assert case.epochs == {"fine-tuning": 9, "joint": 6, "icarl": 6}.get(variant, 10)
     for epoch in range(1, case.epochs + 1):
         case.interrupted(str(epoch), epoch)
         case.check_the_end(str(epoch), case.epochs - epoch)
@@ -525,12 +535,22 @@ def broken_state(kind: str, good: bytes) -> bytes:
             tensors | {"start.features.convolution.weight": torch.zeros(3, 3)}, {"facts": json.dumps(facts)}
         ),
         "no tensors": lambda: safetensors.torch.save(one_tensor, {"facts": json.dumps(facts)}),
+        "another network in flight": lambda: safetensors.torch.save(
+            tensors | {"current.weight": torch.zeros(3, 3)}, {"facts": json.dumps(facts)}
+        ),
+        "other momenta": lambda: safetensors.torch.save(
+            tensors | {"current.momenta": torch.zeros(16)}, {"facts": json.dumps(facts)}
+        ),
+        "half a random state": lambda: safetensors.torch.save(
+            tensors | {"start.generator": tensors["start.generator"][:2000].clone()}, {"facts": json.dumps(facts)}
+        ),
     }[kind]()
 
 
 STATES = ("empty", "a text", "half", "last byte missing", "no facts", "other facts", "facts that are no JSON")
 FOREIGN_STATES = ("facts of nothing", "facts as a list", "another network", "no tensors")
-FOREIGN_STATES += ("without recipe", "without head_sizes", "without start.generator", "without current.momentum")
+FOREIGN_STATES += ("without recipe", "without head_sizes", "without start.generator", "without current.momenta")
+FOREIGN_STATES += ("another network in flight", "other momenta", "half a random state", "without devices")
 
 
 @pytest.mark.parametrize("kind", [*STATES, *FOREIGN_STATES])
@@ -548,7 +568,7 @@ def test_a_state_that_cannot_be_taken_up_is_named_in_a_warning_and_the_run_start
     assert record.levelno == logging.WARNING
     assert str(state) in record.getMessage()
     assert "starts anew" in record.getMessage()
-    assert state.with_suffix(".set-aside").read_bytes() == content
+    assert state.with_suffix(".set-aside-1").read_bytes() == content
 
 
 def test_the_state_of_a_run_with_other_settings_is_set_aside_with_a_warning_and_the_run_starts_anew(
@@ -566,7 +586,33 @@ def test_the_state_of_a_run_with_other_settings_is_set_aside_with_a_warning_and_
     (record,) = caplog.records
     assert str(state) in record.getMessage()
     assert "other settings" in record.getMessage()
-    assert state.with_suffix(".set-aside").read_bytes() == content
+    assert state.with_suffix(".set-aside-1").read_bytes() == content
+
+
+def test_every_state_that_is_set_aside_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible("plain", tmp_path)
+    contents = []
+    for number in range(3):
+        case.recipe = replace(case.recipe, temperature=2.5 + number)
+        contents.append(case.interrupted("results", 4).state_file.read_bytes())
+    kept = sorted((tmp_path / "results" / ".unfinished").glob("*.set-aside-*"))
+    assert [file.read_bytes() for file in kept] == contents[:2]
+
+
+def test_a_good_state_stays_where_memory_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible("plain", tmp_path)
+    case.interrupted("results", 6)
+    run = case.start("results")
+
+    def full(snapshot: Any) -> None:
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(run.method, "restore", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        run()
+    case.check_the_end("results", case.epochs - 6)
 
 
 def test_a_run_begun_on_another_kind_of_device_goes_on(
@@ -574,25 +620,28 @@ def test_a_run_begun_on_another_kind_of_device_goes_on(
 ) -> None:
     """Its generator's state, which here has 16 bytes as on a GPU, only seeds ours: other draws, the same each time."""
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
-    case = Interruptible("plain", tmp_path)
+    case = Interruptible("momentum kept", tmp_path)
     ends = []
     for place, number in (("one", 1), ("again", 1), ("other", 2)):
         state = case.interrupted(place, 5).state_file
         content = state.read_bytes()
         size = int.from_bytes(content[:8], "little")
-        facts = json.loads(content[8 : 8 + size])["__metadata__"]
+        facts = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["facts"]) | {"devices": ["a GPU"]}
         tensors = safetensors.torch.load(content)
         elsewhere = {name: torch.full((16,), number, dtype=torch.uint8) for name in tensors if "generator" in name}
-        state.write_bytes(safetensors.torch.save(tensors | elsewhere, facts))
+        state.write_bytes(safetensors.torch.save(tensors | elsewhere, {"facts": json.dumps(facts)}))
         run = case.start(place)
         seen: list[RunProgress] = []
         run.watch = seen.append
+        caplog.clear()
         result = run()
+        (record,) = caplog.records
+        assert "was saved on a GPU" in record.getMessage()
         assert len(seen) == case.epochs - 5
         assert result["image_passes"] == run.image_passes_planned
+        assert result["device"] == "a GPU, CPU"
         ends.append(digest(run.method))
     assert ends[0] == ends[1] != ends[2]
-    assert caplog.records == []
 
 
 def test_a_good_state_is_taken_up_without_a_warning(

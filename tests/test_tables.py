@@ -81,7 +81,7 @@ def test_a_run_stands_beside_the_papers_number() -> None:
 def test_rows_without_a_run_are_counted_and_tables_without_any_are_left_out() -> None:
     text = tables.markdown([result()])
     assert "63.7 ± 1.1" not in text
-    assert "\nNot run yet: 19 of the paper's 20 rows.\n" in text
+    assert "\nNot run yet: 19 of the paper's 20 numbers.\n" in text
     assert "table 2a" not in text
     assert tables.markdown([]) == ""
 

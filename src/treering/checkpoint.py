@@ -220,8 +220,8 @@ def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None
         if ranked:
             method.memory.store(label, _stacked(path, ranked).to(device))
     held_out = {label: _stacked(path, part) for label, part in enumerate(entries.get("held_out", ())) if part}
-    state = torch.frombuffer(bytearray.fromhex(manifest["generator"]["state"]), dtype=torch.uint8)
-    restore_generator(method.generator, state)
+    drawn = bytearray.fromhex(manifest["generator"]["state"])
+    restore_generator(method.generator, torch.frombuffer(drawn, dtype=torch.uint8))
     history = history_of(path, manifest)
     return Model(method, manifest["seed"], tuple(manifest["image_shape"]), manifest["classes"], history, held_out)
 

@@ -18,7 +18,7 @@ def pack(in_flight: InFlight | None) -> tuple[dict[str, Tensor], dict[str, list[
         state: FitState | None = getattr(in_flight, name, None)
         if state is not None:
             tensors |= prefixed(name, state.tensors)
-            tensors |= {f"{name}.momentum": state.momentum, f"{name}.generator": state.generator}
+            tensors |= {f"{name}.momenta": state.momentum, f"{name}.generator": state.generator}
             fits[name] = [state.number, state.epoch]
     return tensors, fits
 
@@ -28,7 +28,7 @@ def unpack(tensors: Mapping[str, Tensor], fits: Mapping[str, Any]) -> InFlight |
     states = {}
     for name, (number, epoch) in fits.items():
         parts = unprefixed(name, tensors)
-        momentum, generator = parts.pop("momentum"), parts.pop("generator")
+        momentum, generator = parts.pop("momenta"), parts.pop("generator")
         states[name] = FitState(number, epoch, parts, momentum, generator)
     return InFlight(states["current"], states.get("previous")) if states else None
 

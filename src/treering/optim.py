@@ -82,14 +82,14 @@ class SGD:
         return torch.cat([_padded(part.permute(order).flatten()) for part, order in parts])
 
     def saved_momentum(self) -> Tensor:
-        """In an order that does not depend on the parameters' memory format: other devices have another."""
-        return torch.cat([_padded(part.flatten()) for part in self._views(self.momentum)])
+        """One parameter after the other in a memory format of its own, since that of parameters differs by device."""
+        return torch.cat([part.flatten() for part in self._views(self.momentum)])
 
     def load_momentum(self, saved: Tensor) -> None:
         """Take up what `saved_momentum` gave."""
-        sizes = [part.numel() + _padding(part) for part in self.parameters]
+        sizes = [part.numel() for part in self.parameters]
         for view, part in zip(self._views(self.momentum), saved.split(sizes), strict=True):
-            view.copy_(part[: view.numel()].view(view.shape))
+            view.copy_(part.view(view.shape))
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """The elements of each parameter in `flat`, in its shape."""

@@ -159,8 +159,7 @@ def learn(
 
         manifest = path / "manifest.json"
         before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
-        machine = f"{place.type} {torch.get_num_threads()}"
-        fingerprint = _fingerprint(before_it, str(learner.seed), machine, files_now)
+        fingerprint = _fingerprint(before_it, str(learner.seed), files_now)
         resume = _unfinished(path, fingerprint)
         passes = _image_passes(model, recipe, names)
         side = recipe.augmentation.crop_size if recipe.augmentation.kind in ("photo", "twofold") else size

@@ -77,7 +77,7 @@ class TrainingSet:
 
 @dataclass(frozen=True)
 class FitState:
-    """Where a training stands after an epoch: all that is needed to go on exactly from there."""
+    """Where a training stands after an epoch: all that is needed to go on from there, on the same device exactly."""
 
     number: int
     """Which `fit` of the step, from 0."""
@@ -259,7 +259,7 @@ class Trainer:
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Go on drawing from `state`. That of another kind of device serves as a seed: a run may go on elsewhere."""
+    """Go on drawing from `state`; that of another kind of device, which has another length, serves as a seed."""
     if len(state) == len(generator.get_state()):
         generator.set_state(state)
     else:

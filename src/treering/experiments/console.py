@@ -1,4 +1,4 @@
-"""What `treering run` and `treering reproduce` show: what is planned, a progress bar per run, a table of results."""
+"""What `treering run` and `treering reproduce` show: what is planned, the progress of each run, a table of results."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def run(
             return None
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with Progress(*columns, console=console, disable=not console.is_interactive) as bars:
         for start in range(0, len(recipes), WAVE):
             runs = {run_name(recipe): prepared(recipe) for recipe in recipes[start : start + WAVE]}
             ready = {name: one for name, one in runs.items() if one is not None}
             for name, one in ready.items():
-                if console.is_terminal:
-                    one.watch = _bar(bars, bars.add_task(name, total=one.image_passes_planned, now=""))
+                if console.is_interactive:
+                    one.watch = _bar_watch(bars, bars.add_task(name, total=one.image_passes_planned, now=""))
                 else:
-                    one.watch = _lines(console, name)
+                    one.watch = _log_watch(console, name)
             outcomes |= zip(ready, run_many(list(ready.values()), at_once), strict=True)
 
     table = Table()
@@ -93,8 +93,8 @@ def _where(now: RunProgress) -> str:
     return f"step {now.step}/{now.steps} {now.stage} epoch {now.epoch}/{now.epochs}"
 
 
-def _bar(bars: Progress, bar: TaskID) -> Callable[[RunProgress], None]:
-    """Moves a bar."""
+def _bar_watch(bars: Progress, bar: TaskID) -> Callable[[RunProgress], None]:
+    """Shows progress by a bar."""
 
     def show(now: RunProgress) -> None:
         rate = f"{now.image_passes / now.seconds:,.0f} images/s"
@@ -103,8 +103,8 @@ def _bar(bars: Progress, bar: TaskID) -> Callable[[RunProgress], None]:
     return show
 
 
-def _lines(console: Console, name: str) -> Callable[[RunProgress], None]:
-    """For a log file: a line when a run has gone on to another stage."""
+def _log_watch(console: Console, name: str) -> Callable[[RunProgress], None]:
+    """Shows progress by a line for each stage the run comes to."""
     seen: tuple[int, str] | None = None
 
     def show(now: RunProgress) -> None:
@@ -114,7 +114,7 @@ def _lines(console: Console, name: str) -> Callable[[RunProgress], None]:
         seen = (now.step, now.stage)
         rate = now.image_passes / now.seconds
         left = speed.as_text((now.image_passes_planned - now.image_passes) / rate)
-        before = "" if now.accuracy is None else f"; {now.accuracy:.1f} % after step {now.step - 1}"
+        before = "" if now.accuracy_before is None else f"; {now.accuracy_before:.1f} % after step {now.step - 1}"
         line = f"{name}: {_where(now)}, {rate:,.0f} images/s, {left} left{before}"
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 

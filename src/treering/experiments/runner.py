@@ -1,11 +1,13 @@
 """Runs: one method over one stream, resumable, many at once on one GPU.
 
 A run writes one result JSON when it ends. Until then its state lies beside it in `.unfinished/`, saved at the start of
-each step and every `SAVE_EVERY` seconds at the end of an epoch, so a killed run goes on from there.
+each step and every `SAVE_EVERY` seconds at the end of an epoch, so a killed run goes on from there. A state that cannot
+be taken up is kept under another name.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -56,8 +58,8 @@ class RunProgress:
     """Of the whole run."""
     seconds: float
     """So far, an interrupted run's earlier parts included."""
-    accuracy: float | None
-    """After the step before."""
+    accuracy_before: float | None
+    """After the step before this one."""
 
 
 def method_label(recipe: Recipe) -> str:
@@ -106,7 +108,9 @@ class StreamRun:
         self.state_file = results / ".unfinished" / f"{run_name(recipe)}.safetensors"
         further = {name: getattr(self.method, readout) for name, readout in self.method.further_readouts.items()}
         self._readouts = {method_label(recipe): self.method.probabilities} | further
+        self._device = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "seconds_by_stage": {}}
+        self.record["devices"] = [self._device]
         scores = ("accuracy", "top5", "class_accuracy", "task_accuracy")
         self.record["scores"] = {label: {score: [] for score in scores} for label in self._readouts}
         sizes = torch.tensor([len(classes) for classes in self.stream.steps])
@@ -189,6 +193,7 @@ class StreamRun:
     def _epoch(self, report: EpochReport) -> None:
         self._tick(report.stage)
         self.record["image_passes"] += report.image_passes
+        accuracy = self.record["scores"][method_label(self.recipe)]["accuracy"]
         if self.stopping or time.perf_counter() - self._saved >= SAVE_EVERY:
             self._save(report.state())
         if self.stopping:
@@ -203,7 +208,7 @@ class StreamRun:
                 self.record["image_passes"],
                 self.image_passes_planned,
                 self.record["seconds"],
-                next(iter(self.record["scores"][method_label(self.recipe)]["accuracy"][-1:]), None),
+                accuracy[-1] if accuracy else None,
             )
         )
 
@@ -224,7 +229,6 @@ class StreamRun:
 
     def _result(self, label: str) -> dict[str, Any]:
         recipe, record, scores = self.recipe, self.record, self.record["scores"][label]
-        device = self.method.generator.device
         return {
             "method": label,
             "dataset": recipe.run.dataset,
@@ -243,7 +247,7 @@ class StreamRun:
             "images_per_second": record["image_passes"] / record["seconds"],
             "runs_at_once": self.runs_at_once,
             "seconds_by_stage": record["seconds_by_stage"],
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            "device": ", ".join(record["devices"]),
             "versions": {
                 "treering": __version__,
                 "python": platform.python_version(),
@@ -286,7 +290,14 @@ class StreamRun:
             stored = {int(label): images.to(device) for label, images in unprefixed("memory", tensors).items()}
             memory = dict(sorted(stored.items()))  # the file has them in the order of their names: 0, 1, 10, 2
             begun = {"head_sizes": head_sizes, "exemplars": memory, "generator": start.pop("generator")}
+            if in_flight:
+                self._check(in_flight, [*head_sizes, len(self.stream.steps[facts["steps_done"]])])
+            elsewhere = facts["devices"][-1] != self._device
+            if not elsewhere and len(begun["generator"]) != len(before["generator"]):
+                raise ValueError("its random state is damaged")
             self.method.restore(before | begun | {"tensors": start})
+        except torch.OutOfMemoryError:
+            raise
         except (
             safetensors.SafetensorError,
             OSError,
@@ -296,17 +307,30 @@ class StreamRun:
             ValueError,
             AttributeError,
         ) as error:
-            aside = self.state_file.with_suffix(".set-aside")
-            self.state_file.replace(aside)
+            names = (self.state_file.with_suffix(f".set-aside-{number}") for number in itertools.count(1))
+            kept = next(name for name in names if not name.exists())
+            self.state_file.replace(kept)
             logger.warning(
-                "%s cannot be taken up, the run starts anew (it is %s now): %s", self.state_file, aside, error
+                "%s cannot be taken up, the run starts anew: %s. It is kept as %s", self.state_file, error, kept
             )
             self.method.restore(before)
             return None
+        if elsewhere:
+            logger.warning("%s was saved on %s: other random draws follow here", self.state_file, facts["devices"][-1])
+            facts["devices"].append(self._device)
         set_up = self.record["seconds"]  # this time's
         self.record = facts
         self._count(set_up, "set-up")
         return in_flight
+
+    def _check(self, in_flight: InFlight, head_sizes: list[int]) -> None:
+        """That the trainings of a step fit the network; it has their weights then."""
+        momenta = sum(part.numel() for part in self.method.network.parameters() if part.requires_grad)
+        for state in (in_flight.current, in_flight.previous):
+            if state:
+                self.method.network.load_tensors(head_sizes, state.tensors)
+                if len(state.momentum) != momenta:
+                    raise ValueError("its momentum is of another network")
 
 
 def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any] | Exception]:

@@ -327,7 +327,7 @@ def is_comparable(other: Setting, setting: Setting) -> bool:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """For the README: the measured rows of the paper's tables, and how many of each are not run yet."""
+    """For the README: the measured rows of those of the paper's tables that have any, and how many they lack."""
     parts = []
     for name, title in TITLES.items():
         cells = table(name, results)
@@ -339,7 +339,7 @@ def markdown(results: Sequence[Result]) -> str:
             parts += [*(_line(name, cell) for cell in measured), ""]
             missing = len(cells) - len(measured)
             if missing:
-                parts.append(f"Not run yet: {missing} of the paper's {len(cells)} rows.\n")
+                parts.append(f"Not run yet: {missing} of the paper's {len(cells)} numbers.\n")
     return "\n".join(parts)
 
 

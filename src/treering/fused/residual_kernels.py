@@ -57,7 +57,8 @@ def _convolved(
     for tap in range(9):
         at, inside = _source_pixel(pixel, tap, SIDE, SOURCE_SIDE, STRIDE, BACK)
         rows = tl.load(source + at[:, None] * FROM + channel_from[None, :], mask=(inside & valid)[:, None], other=0.0)
-        total = tl.dot(rows, tl.load(weight + tap * INPUTS + place), total, input_precision="ieee")
+        factors = tl.load(weight + tap * INPUTS + place)
+        total = tl.dot(rows, factors, total, input_precision="ieee")  # of float32, in which tests run it on a GPU too
     return total
 
 
