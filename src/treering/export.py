@@ -50,7 +50,6 @@ def export(learner: Learner, out: Path) -> float:
     if out.suffix not in (".onnx", ".pt2"):
         raise TreeringError(f"{out} must end in .onnx or .pt2")
     network = copy.deepcopy(method.network).cpu().eval()
-    network.mixed_precision = False
     exemplars = [image for ranked in method.memory.exemplars.values() for image in ranked.cpu()]
     checked = exemplars[:: max(1, len(exemplars) // CHECKED)]  # some of every class
     if not checked:

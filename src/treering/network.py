@@ -31,7 +31,7 @@ class IncrementalNetwork(nn.Module):
         self.feature_size = feature_size
         self.pixel_scale = pixel_scale
         self.mixed_precision = False
-        """Extract features in bfloat16 (on a GPU); heads and losses stay in float32."""
+        """Train the features in bfloat16 (on a GPU). Heads, losses and predictions stay in float32."""
         self.kernels = False
         """Train by the kernels of `fused`, as far as they go."""
         self.spare_outputs = False
@@ -97,7 +97,7 @@ class IncrementalNetwork(nn.Module):
 
     def extract(self, images: Tensor) -> Tensor:
         """Features N x D."""
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.mixed_precision):
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.mixed_precision and self.training):
             features_ND = self.features(self.normalise(images))
         return features_ND.to(self.weight.dtype)
 
