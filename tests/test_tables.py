@@ -110,6 +110,25 @@ def test_a_run_with_other_settings_is_not_taken_for_the_papers(changes: dict[str
     assert "63.6 ± 1.3" not in text
 
 
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        ("training.epochs=1", True),
+        ("augmentation.kind=crop-mirror", True),
+        ("engine=eager", False),
+        ("run.seed=3", False),
+    ],
+)
+def test_a_run_of_the_papers_with_changed_settings_has_a_name_of_its_own(
+    tmp_path: Path, change: str, changed: bool
+) -> None:
+    recipe = Recipe.find("cifar100-10").changed([change]).to_dict()
+    (tmp_path / "one.json").write_text(json.dumps(cifar(61.25, recipe=recipe)))
+    (read,) = tables.read_results(tmp_path)
+    assert tables.method_name(read["method"]) == ("EEIL (changed settings)" if changed else "EEIL")
+    assert bool(tables.beyond_the_paper([read])) is changed
+
+
 def test_selection_rules_and_budgets_have_tables_of_their_own() -> None:
     text = tables.markdown([result(selection="random"), result(memory={"kind": "per-class", "size": 50})])
     assert row_of(text, "63.1")[4] == "61.2"
