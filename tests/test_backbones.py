@@ -181,7 +181,7 @@ def test_building_leaves_the_gpus_random_state_alone(monkeypatch: pytest.MonkeyP
 def test_an_unknown_name_is_an_error_with_the_nearest_spelling():
     with pytest.raises(TreeringError, match=r"'resnet23'.*did you mean resnet(32|18)\?"):
         backbones.build("resnet23", 3, seed=0)
-    with pytest.raises(TreeringError, match=r"'xyz'.*resnet32, resnet32-linear, resnet18, small"):
+    with pytest.raises(TreeringError, match=r"'xyz'.*resnet32, resnet32-linear, resnet18, resnet18-linear, small"):
         backbones.build("xyz", 3, seed=0)
 
 

@@ -529,6 +529,16 @@ def assert_icarls_training(recipe: Recipe) -> None:
     assert recipe.pixel_scale == 255
 
 
+def test_features_of_large_images_have_no_last_relu_either() -> None:
+    recipes = [*ready("-icarl").values(), *ready("-lwf-mc").values()]
+    large = [recipe for recipe in recipes if recipe.run.dataset.startswith(("imagenet", "stanford-dogs"))]
+    assert len(large) == 5
+    for recipe in large:
+        assert (recipe.backbone, recipe.pixel_scale) == ("resnet18-linear", 1)
+    torch.manual_seed(0)
+    assert backbones.build("resnet18-linear", 3, 0).eval()(torch.randn(2, 3, 64, 64)).min() < 0
+
+
 def test_the_ready_recipes_are_icarls_settings() -> None:
     recipes = {name: recipe for name, recipe in ready("-icarl").items() if name.startswith("cifar100")}
     steps = [2, 5, 10, 20, 50]

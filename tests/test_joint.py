@@ -13,13 +13,13 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from conftest import TinyFeatures, examples, images_of, kept, method_of, tiny_learner
+from conftest import TinyFeatures, examples, images_of, kept, method_of, state_of, tiny_learner
 from rich.console import Console
 from run_helper import TINY, tiny_dataset, tiny_images
 from test_draws import DRAWN, Fit, watch_fits
 from test_icarl import ready
 
-from treering import Augmentation, Budget, Recipe, backbones, data
+from treering import Augmentation, Budget, Learner, Recipe, backbones, data
 from treering.experiments import console, tables
 from treering.experiments.runner import StreamRun, run_name
 from treering.recipe import Run
@@ -160,3 +160,18 @@ def test_the_ready_recipe_is_one_training_on_all_classes_with_eeils_settings() -
     recipe = Recipe.find("cifar100-joint")
     assert recipe == Recipe(method="joint", run=Run("cifar100", 100))
     assert run_name(recipe) == "cifar100-100-joint-no-memory-order0-seed0"
+
+
+def test_a_loaded_model_starts_each_step_from_the_weights_its_backbone_came_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(name: str, pretrained: bool) -> TinyFeatures:
+        return TinyFeatures(seed=int(pretrained))
+
+    monkeypatch.setitem(backbones.LIBRARIES, "elsewhere", make)
+    learner = tiny_learner(method="joint", backbone="elsewhere:tiny").partial_fit(*FIRST)
+    learner.save(tmp_path / "model")
+    loaded = Learner.load(tmp_path / "model", device="cpu")
+    for one in (learner, loaded):
+        one.partial_fit(*SECOND)
+    assert state_of(loaded) == state_of(learner)

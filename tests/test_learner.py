@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import pickle
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,19 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from treering import Augmentation, Budget, Learner, Optimizer, Progress, Recipe, Schedule, TreeringError, methods
+from treering import (
+    Augmentation,
+    Budget,
+    Learner,
+    Optimizer,
+    Progress,
+    Recipe,
+    Schedule,
+    TreeringError,
+    augment,
+    methods,
+)
+from treering.trainer import BatchUpdate
 
 LONG = {"training": Schedule(epochs=15, lr=0.1), "balanced": Schedule(epochs=8, lr=0.02)}
 """Enough epochs to learn colours for certain."""
@@ -633,3 +647,103 @@ def test_a_gpu_other_than_the_first_is_refused_in_one_line(monkeypatch: pytest.M
     assert methods.find_device("cuda:0") == torch.device("cuda:0")
     with pytest.raises(TreeringError, match="'cuda:1': treering trains on the first GPU; CUDA_VISIBLE_DEVICES"):
         methods.find_device("cuda:1")
+
+
+# --- What users do besides --------------------------------------------------------------------------------------------
+
+
+def test_exemplars_are_copies() -> None:
+    learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
+    before = state_of(learner)
+    for images in learner.exemplars_.values():
+        images[:] = 0
+    assert state_of(learner) == before
+
+
+def test_a_memory_of_so_many_images_keeps_them_all_whatever_a_recipe_holds_out() -> None:
+    learner = tiny_learner(memory=10)
+    learner.recipe = Recipe.from_dict(RECIPE.to_dict() | {"memory": {"kind": "per-class", "size": 30, "held_out": 0.2}})
+    learner.partial_fit(*examples({0: 9, 1: 9}))
+    assert [len(images) for images in learner.exemplars_.values()] == [5, 5]
+
+
+@pytest.mark.parametrize("method", ["eeil", "icarl"])
+def test_predicting_amid_a_step_is_refused(method: str) -> None:
+    learner = tiny_learner(memory=10, method=method).partial_fit(*examples({0: 6, 1: 6}))
+    refused = []
+
+    def predict(progress: Progress) -> None:
+        with pytest.raises(TreeringError, match="a step is being learnt") as error:
+            learner.predict(images_of([0, 1]))
+        refused.append(error)
+
+    learner.progress = predict
+    learner.partial_fit(*examples({2: 6}))
+    assert refused
+    assert learner.predict(images_of([0, 2])).shape == (2,)
+
+
+def test_a_model_loaded_in_inference_mode_can_learn(tmp_path: Path) -> None:
+    tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6})).save(tmp_path / "model")
+    with torch.inference_mode():
+        loaded = Learner.load(tmp_path / "model", backbone=TinyFeatures(), device="cpu")
+    loaded.partial_fit(*examples({2: 6}))
+    assert list(loaded.classes_) == [0, 1, 2]
+
+
+def test_a_pickled_learner_goes_on_alike() -> None:
+    learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
+    again = pickle.loads(pickle.dumps(learner))
+    for one in (learner, again):
+        one.partial_fit(*examples({2: 6}))
+    assert state_of(again) == state_of(learner)
+
+
+def test_labels_that_are_sets_have_one_order() -> None:
+    """Their own "less than" is "part of", which leaves the order to how they are hashed."""
+    labels = [frozenset("ab"), frozenset("c"), frozenset("f"), frozenset("de")]
+    images = images_of(range(8))
+    learner = tiny_learner(memory=8).partial_fit(images, labels * 2)
+    assert learner.classes_.tolist() == [frozenset("ab"), frozenset("c"), frozenset("de"), frozenset("f")]
+
+
+def test_a_training_that_diverges_in_its_last_updates_says_so_and_leaves_the_learner_as_it_was() -> None:
+    """Losses are those before each update: here all of them are finite."""
+    learner = tiny_learner(memory=10, training=Schedule(epochs=1, lr=0.05)).partial_fit(*examples({0: 6, 1: 6}))
+    before = state_of(learner)
+    trainer = method_of(learner).trainer
+
+    def overflow(progress: Progress) -> None:
+        if (progress.stage, progress.epoch) == ("balanced", progress.epochs):
+            with torch.no_grad():
+                trainer.network.weight.fill_(torch.inf)
+
+    learner.progress = overflow
+    with pytest.raises(TreeringError, match="training diverged"):
+        learner.partial_fit(*examples({2: 6}))
+    learner.progress = None
+    assert state_of(learner) == before
+
+
+@pytest.mark.parametrize("count", [16, 17, 33])
+def test_a_batch_of_an_epoch_drawn_in_parts_is_never_one_image_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(augment, "CHUNK_VALUES", 16 * 3 * SIDE * SIDE)
+    batches: list[int] = []
+    run_batch = BatchUpdate.run_batch
+
+    def watched(update: BatchUpdate) -> None:
+        run_batch(update)
+        chosen = update.order[(update.batch_number - 1) * len(update.batch) + update.batch]
+        batches.append(len(update.training_set.images[chosen].flatten(1).unique(dim=0)))
+
+    monkeypatch.setattr(BatchUpdate, "run_batch", watched)
+    learner = tiny_learner(
+        memory=10,
+        training=Schedule(epochs=2, lr=0.01),
+        augmentation=Augmentation("crop-mirror", padding=0),
+        optimizer=Optimizer(batch_size=8),
+    )
+    learner.partial_fit(*examples({0: count - count // 2, 1: count // 2}))
+    assert batches == [8] * (2 * -(-count // 8))

@@ -83,17 +83,25 @@ def resnet32(channels: int) -> ResNet:
 
 def resnet32_linear(channels: int) -> nn.Module:
     """The same without its last ReLU, as iCaRL takes its features."""
-    network = resnet32(channels)
+    return _without_last_relu(resnet32(channels))
+
+
+def resnet18(channels: int) -> ResNet:
+    """The ImageNet network of He et al. 2015: four stages of two blocks, 512 features."""
+    stem = nn.Sequential(_convolution(channels, 64, 7, 2), _norm(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
+    return ResNet(stem, [64, 128, 256, 512], blocks=2, projection=True)
+
+
+def resnet18_linear(channels: int) -> nn.Module:
+    """The same without its last ReLU, as iCaRL takes its features."""
+    return _without_last_relu(resnet18(channels))
+
+
+def _without_last_relu(network: ResNet) -> nn.Module:
     last = network.body[-1]
     assert isinstance(last, ResidualBlock)
     last.last_relu = False
     return network
-
-
-def resnet18(channels: int) -> nn.Module:
-    """The ImageNet network of He et al. 2015: four stages of two blocks, 512 features."""
-    stem = nn.Sequential(_convolution(channels, 64, 7, 2), _norm(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
-    return ResNet(stem, [64, 128, 256, 512], blocks=2, projection=True)
 
 
 def small(channels: int) -> nn.Module:
@@ -185,6 +193,7 @@ BACKBONES: dict[str, Callable[[int], nn.Module]] = {
     "resnet32": resnet32,
     "resnet32-linear": resnet32_linear,
     "resnet18": resnet18,
+    "resnet18-linear": resnet18_linear,
     "small": small,
     "efficientnet-lite0": efficientnet_lite0,
 }

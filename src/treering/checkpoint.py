@@ -209,7 +209,7 @@ def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None
     features = (
         copy.deepcopy(backbone).cpu()
         if backbone
-        else backbones.build(recipe.backbone, channels, manifest["seed"], pretrained=False)
+        else backbones.build(recipe.backbone, channels, manifest["seed"], methods.find(recipe.method).starts_anew)
     )
     method = methods.create(recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], device)
     try:

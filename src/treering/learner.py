@@ -30,7 +30,7 @@ from treering.methods.base import Step
 from treering.model import Model
 from treering.pixels import Images
 from treering.recipe import Budget, Recipe
-from treering.trainer import EpochReport, InFlight
+from treering.trainer import EpochReport, InFlight, do_nothing
 
 if TYPE_CHECKING:
     from treering.evaluation import Evaluation
@@ -113,7 +113,7 @@ class Learner:
         """The images in memory of each class, best first: n x H x W x C, uint8."""
         model = self.learnt_model()
         exemplars = model.method.memory.exemplars.items()
-        return {model.classes[column]: images.movedim(1, -1).cpu().numpy() for column, images in exemplars}
+        return {model.classes[column]: images.movedim(1, -1).cpu().numpy().copy() for column, images in exemplars}
 
     @torch.inference_mode(False)
     @torch.enable_grad()
@@ -147,7 +147,7 @@ class Learner:
         pixels: Images,
         names: Sequence[Hashable],
         resume: InFlight | None = None,
-        watch: Callable[[EpochReport], None] = lambda report: None,
+        watch: Callable[[EpochReport], None] = do_nothing,
     ) -> None:
         """`partial_fit` with images N x C x H x W and labels as they are meant to be.
 
@@ -192,6 +192,8 @@ class Learner:
     def predict_proba(self, images: Any) -> np.ndarray:
         """N x classes; columns follow `classes_`."""
         model = self.learnt_model()
+        if model.method.network.classes != len(model.classes):
+            raise TreeringError("a step is being learnt: predict when partial_fit has returned")
         pixels = inputs.as_images(images)
         _check_shape(pixels, model)
         return model.method.probabilities(pixels).double().cpu().numpy()
@@ -221,6 +223,7 @@ class Learner:
         return export.export(self, Path(out))
 
     @classmethod
+    @torch.inference_mode(False)
     def load(cls, folder: str | os.PathLike[str], backbone: nn.Module | None = None, device: str = "auto") -> Learner:
         """Read a model folder. A model learnt with a module as its backbone needs such a module again."""
         model = checkpoint.load(Path(folder), backbone, methods.find_device(device))
@@ -257,7 +260,7 @@ class Learner:
         elif self.memory is not None:
             if not isinstance(self.memory, Integral) or isinstance(self.memory, bool):
                 raise TreeringError(f"memory must be a number of images or a Budget, not {self.memory!r}")
-            recipe = replace(recipe, memory=replace(recipe.memory, kind="total", size=int(self.memory)))
+            recipe = replace(recipe, memory=replace(recipe.memory, kind="total", size=int(self.memory), held_out=0.0))
         return recipe
 
     def _new_model(self, pixels: Images) -> Model:
@@ -287,7 +290,11 @@ def _check_shape(pixels: Images, model: Model) -> None:
 
 
 def _in_order(labels: set[Hashable]) -> list[Hashable]:
-    """Sorted; labels that cannot be compared are sorted by their text."""
+    """Sorted; labels that have no order are sorted by their text."""
+    if any(isinstance(label, frozenset) for label in labels):  # their < is "part of"
+        return sorted(
+            labels, key=lambda label: sorted(map(repr, label)) if isinstance(label, frozenset) else [repr(label)]
+        )
     try:
         return sorted(labels)  # type: ignore[type-var]
     except TypeError:

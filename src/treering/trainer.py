@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ WARM_UP_UPDATES = 3
 
 QUEUED_UPDATES = 16
 """A run queues at most three times as many: a full queue would hold up the other runs of the process."""
+
+DIVERGED = "training diverged (its numbers are not finite): lower the learning rate"
 
 _capturing = threading.Lock()
 """Compilation and capture are for one thread at a time; other runs of the process go on replaying theirs."""
@@ -136,9 +139,9 @@ class Trainer:
         self.loss = loss
         self.settings = settings
         self.generator = generator
-        self.on_start: Callable[[], None] = lambda: None
+        self.on_start: Callable[[], None] = do_nothing
         """Called when the training set of a `fit` is ready and its first epoch is to begin."""
-        self.on_epoch: Callable[[EpochReport], None] = lambda report: None
+        self.on_epoch: Callable[[EpochReport], None] = do_nothing
         self.dropout_seed: int | None = None
         """Of layers that draw from torch's own generators, afresh in each epoch so that a resumed one draws alike."""
         self.captures = captured
@@ -149,6 +152,10 @@ class Trainer:
         """Images that `constrain` passes through the network for each batch."""
         self._captured: CapturedUpdate | None = None
         self.start_step(None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be copied and pickled: all but a captured update."""
+        return self.__dict__ | {"_captured": None}
 
     def start_step(self, resume: InFlight | None = None) -> None:
         """Begin a step, or go on with one: its `fit` calls up to `resume` then only restore what they had led to."""
@@ -206,10 +213,13 @@ class Trainer:
                     losses = self._pass(update, len(training_set.images))
                 mean_loss = float(losses.mean())  # waits for the epoch to end
                 if not math.isfinite(mean_loss):
-                    raise TreeringError("training diverged (the loss is not finite): lower the learning rate")
+                    raise TreeringError(DIVERGED)
                 state = functools.partial(self._in_flight, number, epoch + 1, update)
                 passes = len(losses) * (batch_size + self.extra_passes)
                 self.on_epoch(EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state))
+            # The losses are those before each update, with a batch's own statistics: neither shows what predicts.
+            if not self.network.predict_logits(update.training_set.images[:batch_size]).isfinite().all():
+                raise TreeringError(DIVERGED)
             self._previous = self._state(number, schedule.epochs, update)
         finally:
             self.network.eval()
@@ -256,6 +266,10 @@ class Trainer:
     def _restore(self, state: FitState) -> None:
         self.network.load_tensors(self.network.head_sizes, state.tensors)
         restore_generator(self.generator, state.generator)
+
+
+def do_nothing(*arguments: object) -> None:
+    """Stands where nobody watches."""
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:

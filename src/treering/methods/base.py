@@ -67,6 +67,8 @@ class Method(ABC):
 
     keeps_memory = True
     """Whether the method stores exemplars within the recipe's budget."""
+    starts_anew = False
+    """Whether later steps need the weights that the network had before the first."""
     further_readouts: Mapping[str, str] = {}
     """Further methods that are this one's training read out in another way: name -> what serves as `probabilities`."""
 
@@ -130,7 +132,10 @@ class Method(ABC):
         order = torch.randperm(len(images), generator=self.generator, device=self.generator.device)
         batch_size, _ = batch_plan(len(images), self.recipe.optimizer)
         fitting = augment.CHUNK_VALUES // images.shape[1:].numel()
-        for rows in order.split(max(1, fitting // batch_size) * batch_size):
+        part = max(1, fitting // batch_size) * batch_size
+        if len(order) > part:  # the last part may be a few images, which could not fill up their batch
+            order = torch.cat([order, order[: -len(order) % batch_size]])
+        for rows in order.split(part):
             yield self._augmented_set(images[rows], labels[rows], teacher, distilled_classes)
 
     def _augmented_set(
