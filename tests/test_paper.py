@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,17 +122,30 @@ def test_a_dry_run_lists_image_passes_and_times_without_any_data(
 
 
 def test_a_dry_run_tells_what_is_done_and_what_is_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done, begun = (run_name(recipe) for recipe in paper.find("vehicles").runs(1))
-    (tmp_path / "results" / ".unfinished").mkdir(parents=True)
-    (tmp_path / "results" / f"{done}.json").write_text("{}")
-    (tmp_path / "results" / ".unfinished" / f"{begun}.safetensors").write_text("")
-    rows = {
-        line.split("│")[1].strip(): line
-        for line in plan_of("vehicles", tmp_path, monkeypatch).splitlines()
-        if "│" in line
-    }
-    assert "done" in rows[done]
-    assert "unfinished" in rows[begun]
+    done, begun = paper.find("vehicles").runs(1)
+    result = tmp_path / "results" / f"{run_name(done)}.json"
+    state = tmp_path / "results" / ".unfinished" / f"{run_name(begun)}.safetensors"
+    state.parent.mkdir(parents=True)
+    result.write_text(json.dumps({"recipe": done.to_dict()}))
+    state.write_text("")
+
+    def rows() -> dict[str, str]:
+        lines = plan_of("vehicles", tmp_path, monkeypatch).splitlines()
+        return {line.split("│")[1].strip(): line for line in lines if "│" in line}
+
+    assert "done" in rows()[run_name(done)]
+    assert "unfinished" in rows()[run_name(begun)]
+    result.write_text(json.dumps({"recipe": replace(done, temperature=3.0).to_dict()}))
+    assert "in the way: another run" in rows()[run_name(done)]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "memory", "methods"),
+    [("gem", 200, {"gem", "eeil"}), ("table-1a", 0, {"lwf-mc", "joint"}), ("table-1a", 2000, {"eeil", "icarl"})],
+)
+def test_only_knows_the_memory_as_the_tables_name_it(experiment: str, memory: int, methods: set[str]) -> None:
+    runs = paper.chosen(list(paper.find(experiment).runs(1)), [f"memory={memory}"])
+    assert {run.method for run in runs} == methods
 
 
 def test_image_folders_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -380,3 +380,8 @@ def test_settings_made_in_python_are_checked_like_those_of_a_file(make: Any, fra
 
 def test_settings_take_the_numbers_and_lists_of_numpy_and_toml():
     assert Schedule(np.int64(3), np.float32(0.5), [1, 2]) == Schedule(3, 0.5, (1, 2))
+
+
+@pytest.mark.parametrize("name", ["2024", "2024-05-01", "true", "1e5", "nan", "birds", '"birds"'])
+def test_a_text_may_look_like_anything(name: str) -> None:
+    assert Recipe().changed([f"run.dataset={name}"]).run.dataset == name.strip('"')

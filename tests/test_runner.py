@@ -655,6 +655,34 @@ def test_a_good_state_is_taken_up_without_a_warning(
     assert caplog.records == []
 
 
+def test_a_run_on_other_images_of_the_same_name_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible("plain", tmp_path)
+    state = case.interrupted("results", 6).state_file
+    more = StreamRun(case.recipe, tiny_images(6, per_class=5), tmp_path / "results")
+    result = more()
+    assert "other images" in caplog.text
+    assert state.with_suffix(".set-aside-1").exists()
+    assert result["images"] == {"train": 30, "test": 24}
+    with pytest.raises(TreeringError, match="holds a run on other images"):
+        case.start("results")()
+
+
+def test_a_memory_that_is_too_small_for_the_last_step_is_refused_before_any_training(tmp_path: Path) -> None:
+    with pytest.raises(TreeringError, match="cannot hold 6 classes"):
+        StreamRun(replace(TINY, memory=Budget(size=5)), tiny_images(), tmp_path)
+
+
+def test_a_resumed_run_names_the_commits_of_all_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible("plain", tmp_path)
+    case.interrupted("results", 6)
+    monkeypatch.setenv("TREERING_COMMIT", "a later one")
+    assert case.start("results")()["commit"] == "of the tests, a later one"
+
+
 # --- Results that are there already -----------------------------------------------------------------------------------
 
 

@@ -129,6 +129,17 @@ def test_a_run_of_the_papers_with_changed_settings_has_a_name_of_its_own(
     assert bool(tables.beyond_the_paper([read])) is changed
 
 
+def test_runs_of_ones_own_with_different_settings_are_not_averaged(tmp_path: Path) -> None:
+    for order, epochs in enumerate((1, 2, 1, 3)):
+        recipe = Recipe.find("digits").changed([f"run.order={order}", f"training.epochs={epochs}"])
+        made = own_result(dataset="digits", order=order, recipe=recipe.to_dict())
+        (tmp_path / f"{order}.json").write_text(json.dumps(made))
+    methods = [tables.method_name(read["method"]) for read in tables.read_results(tmp_path)]
+    one, other = "EEIL (changed settings)", "EEIL (changed settings 2)"
+    assert methods == [one, other, one, "EEIL (changed settings 3)"]
+    assert sorted(cell.orders for cell in tables.beyond_the_paper(tables.read_results(tmp_path))) == [1, 1, 2]
+
+
 def test_selection_rules_and_budgets_have_tables_of_their_own() -> None:
     text = tables.markdown([result(selection="random"), result(memory={"kind": "per-class", "size": 50})])
     assert row_of(text, "63.1")[4] == "61.2"

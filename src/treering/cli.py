@@ -101,7 +101,8 @@ def report(
 
     with _interruptible("interrupted"):
         files = experiments_report.write(results, out)
-    console.print(f"{len(files)} files; open {(out / 'index.html').resolve()}", soft_wrap=True, highlight=False)
+    line = f"{len(files)} files; open {(out / 'index.html').resolve()}"
+    console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def _run(recipes: list[Recipe], data: Path, results: Path, download: bool, device: str, at_once: int) -> None:

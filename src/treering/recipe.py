@@ -288,7 +288,7 @@ class Recipe(Settings):
                 value = text.strip()
             place = table.setdefault(section, {}) if section else table
             _require(isinstance(place, dict), f"unknown setting {key.strip()}")
-            place[name] = value
+            place[name] = text.strip() if isinstance(place.get(name), str) and not isinstance(value, str) else value
         return Recipe.from_dict(table)
 
     def write(self, path: str | os.PathLike[str]) -> None:

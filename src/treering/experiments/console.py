@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from treering import data, methods, speed
 from treering.data.stream import ResidentImages, split_steps
@@ -79,10 +81,11 @@ def run(
         figures = (outcome["average_without_first"], outcome["average"], outcome["accuracy"][-1])
         rate, minutes = outcome["images_per_second"], outcome["seconds"] / 60
         cells = ["" if value is None else f"{value:.2f}" for value in figures]
-        table.add_row(name, *cells, f"{rate:,.0f}", f"{minutes:.1f}")
+        table.add_row(Text(name), *cells, f"{rate:,.0f}", f"{minutes:.1f}")
     if table.row_count:
         console.print(table)
-        console.print(f"Results are in {results.resolve()}", soft_wrap=True, highlight=False)
+        where = f"Results are in {results.resolve()}"
+        console.print(where, soft_wrap=True, highlight=False, markup=False, emoji=False)
     for outcome in outcomes.values():
         if isinstance(outcome, Exception) and not isinstance(outcome, TreeringError):
             raise outcome
@@ -116,7 +119,7 @@ def _log_watch(console: Console, name: str) -> Callable[[RunProgress], None]:
         left = speed.as_text((now.image_passes_planned - now.image_passes) / rate)
         before = "" if now.accuracy_before is None else f"; {now.accuracy_before:.1f} % after step {now.step - 1}"
         line = f"{name}: {_where(now)}, {rate:,.0f} images/s, {left} left{before}"
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
     return show
 
@@ -140,12 +143,12 @@ def show_plan(console: Console, recipes: Sequence[Recipe], folder: Path, results
             rates[network] = speed.images_per_second(recipe, (3, facts.side, facts.side), place)
         seconds = passes / rates[network]
         if (results / f"{run_name(recipe)}.json").exists():
-            state = "done"
+            state = "done" if _is_result_of(recipe, results) else "in the way: another run"
         else:
             passes_left, seconds_left = passes_left + passes, seconds_left + seconds
             state = "unfinished" if (results / ".unfinished" / f"{run_name(recipe)}.safetensors").exists() else "to do"
             missing |= dict.fromkeys(_missing_data(recipe, folder))
-        table.add_row(run_name(recipe), f"{passes:,}", speed.as_text(seconds), state)
+        table.add_row(Text(run_name(recipe)), f"{passes:,}", speed.as_text(seconds), state)
     console.print(table)
     where = torch.cuda.get_device_name(place) if place.type == "cuda" else "CPU"
     console.print(
@@ -157,11 +160,18 @@ def show_plan(console: Console, recipes: Sequence[Recipe], folder: Path, results
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def _is_result_of(recipe: Recipe, results: Path) -> bool:
+    try:
+        return Recipe.from_dict(json.loads((results / f"{run_name(recipe)}.json").read_bytes())["recipe"]) == recipe
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, TreeringError):
+        return False
+
+
 def _missing_data(recipe: Recipe, folder: Path) -> list[str]:
     """What to say of the recipe's dataset if it is not there."""
     cifar = recipe.run.dataset.startswith("cifar100")
     place = folder / ("cifar-100-python" if cifar else recipe.run.dataset)
-    if place.is_dir():
+    if place.is_dir() or (cifar and (folder / "train").is_file()):
         return []
     how = "--download fetches it" if cifar else f"put images in {place}/train/<class>/ and {place}/val/<class>/"
     return [f"{recipe.run.dataset} needs {place}, which is not there: {how}"]

@@ -94,9 +94,8 @@ def _overview(results: Sequence[Result]) -> str:
     datasets = dict.fromkeys(setting.dataset for setting in settings)
     names = _listed(escape(tables.dataset_name(dataset)) for dataset in datasets)
     methods = len({run["method"] for run in results})
-    devices = _listed(
-        escape(str(device)) for device in sorted({run.get("device", "an unknown device") for run in results})
-    )
+    used = {device for run in results for device in str(run.get("device", "an unknown device")).split(", ")}
+    devices = _listed(escape(device) for device in sorted(used))
     seconds = device_seconds(results)
     spent = f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
     lead = (
@@ -366,7 +365,8 @@ def _tests(tests: Sequence[Comparison]) -> str:
     rivals = [rival for rival in tables.RIVALS if any(test.rival == rival for test in tests)]
     rows: dict[tuple[str, ...], dict[str, Comparison]] = {}
     for test in tests:
-        setting = (tables.dataset_name(test.dataset), f"{test.steps} classes per step, memory {test.memory}")
+        where = f"{test.steps} classes per step, memory {test.memory}, {test.selection}"
+        setting = (tables.dataset_name(test.dataset), where)
         rows.setdefault(setting, {})[test.rival] = test
     lines = []
     for (dataset, where), row in rows.items():

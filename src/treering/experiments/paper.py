@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from treering import methods
+from treering.data import PAPER
+from treering.data.stream import split_steps
 from treering.errors import TreeringError, look_up, nearest
 from treering.experiments.runner import method_label
 from treering.recipe import Recipe
@@ -102,12 +104,21 @@ def chosen(runs: Sequence[Recipe], only: Sequence[str]) -> list[Recipe]:
     return found
 
 
+def _memory(recipe: Recipe) -> int:
+    """Images in memory as the tables name them: GEM's over all steps."""
+    if not methods.find(recipe.method).keeps_memory:
+        return 0
+    classes, per_step = PAPER[recipe.run.dataset].classes, recipe.run.classes_per_step
+    steps = len(split_steps(range(classes), per_step)) if recipe.memory.kind == "per-step" else 1
+    return recipe.memory.size * steps
+
+
 def _facts(recipe: Recipe) -> dict[str, set[str]]:
     """What is true of a run, by key; a run serves several methods where its training is read out in several ways."""
     facts = {
         "dataset": recipe.run.dataset,
         "classes_per_step": recipe.run.classes_per_step,
-        "memory": recipe.memory.size,
+        "memory": _memory(recipe),
         "selection": recipe.memory.selection,
         "order": recipe.run.order,
     }

@@ -110,7 +110,12 @@ class StreamRun:
         self._readouts = {method_label(recipe): self.method.probabilities} | further
         self._device = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "seconds_by_stage": {}}
-        self.record["devices"] = [self._device]
+        self.record |= {"devices": [self._device], "commits": [current_commit()], "runs_at_once": 1}
+        self._data = {
+            "class_order": [images.class_names[label] for label in self.stream.order],
+            "images": {"train": len(images.train_labels), "test": len(images.test_labels)},
+        }
+        """What tells another dataset of the same name."""
         scores = ("accuracy", "top5", "class_accuracy", "task_accuracy")
         self.record["scores"] = {label: {score: [] for score in scores} for label in self._readouts}
         sizes = torch.tensor([len(classes) for classes in self.stream.steps])
@@ -140,6 +145,7 @@ class StreamRun:
     def _run(self) -> dict[str, Any]:
         self.prepare()
         in_flight = self._resume()
+        self.record["runs_at_once"] = max(self.record["runs_at_once"], self.runs_at_once)
         self._clock = self._saved = time.perf_counter()
         for number, step in enumerate(self.stream):
             if number < self.record["steps_done"]:
@@ -172,6 +178,8 @@ class StreamRun:
             raise TreeringError(f"{self.result_file} is not a result: remove it, or choose another folder") from None
         if recipe != self.recipe:
             raise TreeringError(f"{self.result_file} holds a run with other settings: choose another results folder")
+        if any(result.get(fact, wanted) != wanted for fact, wanted in self._data.items()):
+            raise TreeringError(f"{self.result_file} holds a run on other images: choose another results folder")
         return result
 
     def _tick(self, what: str) -> None:
@@ -245,7 +253,7 @@ class StreamRun:
             "image_passes": record["image_passes"],
             "seconds": record["seconds"],
             "images_per_second": record["image_passes"] / record["seconds"],
-            "runs_at_once": self.runs_at_once,
+            "runs_at_once": record["runs_at_once"],
             "seconds_by_stage": record["seconds_by_stage"],
             "device": ", ".join(record["devices"]),
             "versions": {
@@ -253,9 +261,9 @@ class StreamRun:
                 "python": platform.python_version(),
                 "torch": torch.__version__,
             },
-            "commit": current_commit(),
+            "commit": ", ".join(record["commits"]),
             "recipe": recipe.to_dict(),
-            "class_order": [self.images.class_names[label] for label in self.stream.order],
+            **self._data,
             "class_accuracy": scores["class_accuracy"],
             "task_accuracy": scores["task_accuracy"],
             "confusion": self._confusion[label],
@@ -266,7 +274,7 @@ class StreamRun:
         start = self._start
         tensors = prefixed("start", start["tensors"]) | {"start.generator": start["generator"]}
         tensors |= {f"memory.{label}": images for label, images in start["exemplars"].items()}
-        facts = self.record | {"recipe": self.recipe.to_dict(), "head_sizes": start["head_sizes"]}
+        facts = self.record | {"recipe": self.recipe.to_dict(), "data": self._data, "head_sizes": start["head_sizes"]}
         training, facts["fits"] = in_flight_files.pack(in_flight)
         tensors |= training
         content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
@@ -284,6 +292,8 @@ class StreamRun:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
             if Recipe.from_dict(facts.pop("recipe")) != self.recipe:
                 raise ValueError("it is of a run with other settings")
+            if facts.pop("data") != self._data:
+                raise ValueError("it is of a run on other images")
             head_sizes, fits = facts.pop("head_sizes"), facts.pop("fits")
             in_flight = in_flight_files.unpack(tensors, fits)
             start, device = unprefixed("start", tensors), self.method.generator.device
@@ -318,8 +328,9 @@ class StreamRun:
         if elsewhere:
             logger.warning("%s was saved on %s: other random draws follow here", self.state_file, facts["devices"][-1])
             facts["devices"].append(self._device)
-        set_up = self.record["seconds"]  # this time's
+        set_up, commit = self.record["seconds"], self.record["commits"][0]  # this time's
         self.record = facts
+        self.record["commits"] += [commit] if commit not in facts["commits"] else []
         self._count(set_up, "set-up")
         return in_flight
 

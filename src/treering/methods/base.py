@@ -55,11 +55,11 @@ class StagePlan:
 def memory_before(recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[int]]:
     """The exemplars of each class in memory before each step of a stream of new classes."""
     memory: list[list[int]] = [[]]
-    for step in steps[:-1]:
+    for step in steps:
         known = [*memory[-1], *step]
         quota = recipe.memory.quota(len(known))
         memory.append([min(images, quota) for images in known])
-    return memory
+    return memory[:-1]
 
 
 class Method(ABC):
