@@ -198,7 +198,7 @@ def test_labels_with_slashes_are_saved_and_evaluated(tmp_path: Path) -> None:
 
 
 def test_one_class_only_is_one_line_for_a_new_model_but_not_later(tmp_path: Path, model: Path) -> None:
-    folder = write_photos(tmp_path / "photos", {"cat": 3})
+    folder = write_photos(tmp_path / "photos", {"cat": 3}, seed=9)
     command("learn", tmp_path / "model", folder, *TINY).refused(str(folder), "one class only, cat")
     (folder / "dog").mkdir()
     command("learn", tmp_path / "model", folder, *TINY).refused("one class only, cat")

@@ -985,3 +985,18 @@ def test_undo_to_a_damaged_version_is_refused_and_the_current_one_stays(
         file.write_bytes(content)
     checkpoint.undo(path)
     assert versions.index(path) == 0
+
+
+def test_undo_of_what_is_no_model_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "nowhere", "far/away"):
+        with pytest.raises(TreeringError):
+            checkpoint.undo(tmp_path / name)
+    assert [item.name for item in tmp_path.iterdir()] == ["empty"]
+
+
+def test_files_that_systems_leave_are_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / ".DS_Store").write_bytes(b"")
+    tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6})).save(tmp_path / "model")
+    assert (tmp_path / "model" / "manifest.json").exists()

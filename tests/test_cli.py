@@ -177,3 +177,25 @@ def test_the_module_is_the_command() -> None:
         timeout=60,
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, f"treering {treering.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "treering: out of memory: close other programs and try again\n"),
+        (OSError(28, "No space left on device", "some/where"), "treering: some/where: No space left on device\n"),
+        (OSError(28, "No space left on device"), "treering: the output: No space left on device\n"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, said: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert capsys.readouterr().err == said

@@ -245,7 +245,7 @@ def test_what_cannot_be_opened_is_refused_with_the_systems_reason(tmp_path: Path
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
     (tmp_path / "secret.jpg").write_bytes(encoded("JPEG"))
     for name, reason in {
-        "folder.jpg": "Is a directory",
+        "folder.jpg": "a folder that cannot be looked into",
         "loop.jpg": "Too many levels of symbolic links",
         "gone.jpg": "No such file",
         "missing.jpg": "No such file",
@@ -363,7 +363,7 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
     (folder / "cat" / "again").symlink_to(folder / "cat")
     (folder / "cat" / "up").symlink_to(folder)
     found = images.scan(folder)
-    assert {name: len(files) for name, files in found.classes.items()} == {"cat": 4, "owl": 2}
+    assert {name: len(files) for name, files in found.classes.items()} == {"cat": 2, "owl": 2}
     assert {reason for _, reason in found.skipped} == {"a link back to a folder already read"}
 
 

@@ -223,7 +223,10 @@ def test_a_full_disk_at_any_write_is_one_line_and_the_learn_goes_on_when_there_i
             patch.setattr(files, "write", failing)
             try:
                 learn(path, models.second)
-                break
+                assert model_state(path) == models.after
+                if at > 5:
+                    break
+                continue  # where it was could not be saved once, which it has told, and it went on
             except TreeringError as error:
                 assert str(error) == f"cannot save to {path}: No space left on device; what it held before is intact"
         models.check_as_before(path)
@@ -231,7 +234,7 @@ def test_a_full_disk_at_any_write_is_one_line_and_the_learn_goes_on_when_there_i
         models.check_goes_on(path, resumed=at > 1)
         went_on += 1
     assert failing.calls < at
-    assert went_on >= 5
+    assert went_on >= (5 if forever else 3)
 
 
 def test_a_disk_without_room_for_the_photos_is_one_line_and_leaves_the_model(

@@ -38,7 +38,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from treering import backbones, files, methods
+from treering import backbones, files, images, methods
 from treering.errors import TreeringError
 from treering.model import Model
 from treering.recipe import Recipe
@@ -65,7 +65,8 @@ SAVEABLE = (str, int, float, bool)
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Be the only writer of the folder, which is made if it is not there and goes again if nothing was put into it."""
+    """Be the only writer of the folder, which is made if it is not there and then goes if nothing was put into it."""
+    made = not files.exists(path)
     try:
         _make_folder(path)
         with filelock.FileLock(path / ".lock", timeout=0):
@@ -76,7 +77,8 @@ def writing(path: Path) -> Iterator[None]:
                 (path / ".writer").unlink(missing_ok=True)
                 if {file.name for file in path.iterdir()} == {".lock"}:
                     (path / ".lock").unlink()
-                    path.rmdir()
+                    if made:
+                        path.rmdir()
     except filelock.Timeout:
         raise TreeringError(f"{_writer(path)} is writing {path}: wait until it has ended, then try again") from None
     except OSError as error:
@@ -139,6 +141,7 @@ def replace(model: Model, path: Path, keep: int | None) -> None:
 
 def undo(path: Path) -> None:
     """Go back to the version before the current one."""
+    read_manifest(path)  # raises if there is no model
     with writing(path):
         current = read_manifest(path)
         for file in reversed(earlier_versions(path)):
@@ -338,7 +341,7 @@ def _make_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise TreeringError(f"{path} is a file: give the name of a folder")
     path.mkdir(parents=True, exist_ok=True)
-    foreign = [item.name for item in path.iterdir() if not OURS.fullmatch(item.name)]
+    foreign = [item.name for item in path.iterdir() if not OURS.fullmatch(item.name) and not images.is_clutter(item)]
     if foreign and not (path / "manifest.json").exists():
         raise TreeringError(f"{path} is not a treering model folder and holds {foreign[0]}: give a new or empty folder")
 

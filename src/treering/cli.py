@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -281,8 +282,18 @@ def _keep_freed_memory() -> None:
 def main() -> None:
     """Entry point of the `treering` command."""
     _keep_freed_memory()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # of letters that the terminal's encoding lacks
     try:
         app()
     except TreeringError as error:
         _print_error(error)
-        sys.exit(2)
+    except MemoryError:
+        _print_error("out of memory: close other programs and try again")
+    except OSError as error:
+        _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
+        sys.stdout = None  # it may be what is full
+    else:
+        return
+    sys.exit(2)

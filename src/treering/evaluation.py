@@ -127,12 +127,9 @@ def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
                 colour = "white" if share > 55 else "black"
                 axes.text(column, row, f"{share:.0f}", ha="center", va="center", color=colour, fontsize=7)
     figure.colorbar(image, shrink=0.6, label="% of the class's images")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of letters that the font lacks
-            figure.savefig(picture, dpi=150)
-    except (OSError, ValueError) as error:
-        raise TreeringError(f"cannot write {picture}: {getattr(error, 'strerror', None) or error}") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks
+        files.write_picture(picture, lambda stream: figure.savefig(stream, dpi=150, format="png"))
 
 
 def _short(name: str) -> str:

@@ -58,10 +58,11 @@ def export(learner: Learner, out: Path) -> float:
     deployed = Deployed(network).eval()
     with torch.no_grad():
         expected = deployed(pixels).numpy()
+    sizes = ", then to ".join(dict.fromkeys(f"{w} x {h}" for _, h, w in (model.image_shape, pixels.shape[1:])))
     facts = {
         "classes": json.dumps([str(name) for name in model.classes]),
         "input": f"images: float32 N x {' x '.join(map(str, pixels.shape[1:]))}, RGB or grey, pixel values 0..255",
-        "preprocessing": f"resize the whole image to {pixels.shape[3]} x {pixels.shape[2]}; normalisation is inside",
+        "preprocessing": f"resize the whole image to {sizes}; normalisation is inside",
         "output": "probabilities: float32 N x classes",
         "treering": __version__,
     }

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+
+from treering.errors import TreeringError
 
 TEMPORARY = ".tmp-"
 """How the names of unfinished files begin."""
@@ -29,6 +33,18 @@ def write(file: Path, content: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def write_picture(file: Path, draw: Callable[[io.BytesIO], object]) -> None:
+    """Write the PNG that `draw` puts into a stream."""
+    if file.suffix.lower() != ".png":
+        raise TreeringError(f"cannot write {file}: the name of a picture must end in .png")
+    stream = io.BytesIO()
+    draw(stream)
+    try:
+        write(file, stream.getvalue())
+    except OSError as error:
+        raise TreeringError(f"cannot write {file}: {error.strerror or error}") from None
 
 
 def exists(path: Path) -> bool:

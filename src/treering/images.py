@@ -26,6 +26,7 @@ from treering.pixels import PixelFile, StoredImages
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 WORKERS = min(8, os.cpu_count() or 1)
 """Files decoded at the same time: each may be a large photo."""
+BACK = "a link back to a folder already read"
 CLUTTER = ("Thumbs.db", "desktop.ini")
 """Files that systems leave in folders; they and hidden files go without saying."""
 AT_ONCE = 256
@@ -52,6 +53,8 @@ class UnreadableError(Exception):
 def read(path: Path, size: int) -> np.ndarray:
     """The image as `size` x `size` x 3, uint8: upright, on white where transparent, of a GIF the first frame."""
     try:
+        if path.is_dir():
+            raise UnreadableError("a folder that cannot be looked into")
         if path.stat().st_size == 0:
             raise UnreadableError("empty file")
         with Image.open(path, formats=FORMATS) as image:
@@ -120,7 +123,7 @@ def scan(folder: Path) -> ImageFolder:
     for entry in entries:
         path = Path(entry.path)
         if not files.is_folder(path):
-            loose += [] if _is_clutter(path) else [path]
+            loose += [] if is_clutter(path) else [path]
         elif entry.name.startswith("."):
             found.skipped.append((path, "hidden folder"))
         elif files.exists(path / "manifest.json") and files.is_folder(path / "memory"):
@@ -140,8 +143,10 @@ def scan(folder: Path) -> ImageFolder:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every file in a folder and the folders below it."""
-    return sorted(_files(folder, []))
+    """Every file in a folder and the folders below it, and folders that cannot be looked into."""
+    skipped: list[tuple[Path, str]] = []
+    found = sorted(_files(folder, skipped))
+    return found + [place for place, reason in skipped if reason != BACK]
 
 
 def shown(name: str | Path) -> str:
@@ -156,19 +161,21 @@ def _files(folder: Path, skipped: list[tuple[Path, str]]) -> Iterator[Path]:
     def note(error: OSError) -> None:
         skipped.append((Path(error.filename), error.strerror or "cannot be read"))
 
-    seen: set[tuple[int, int]] = set()
+    above = (parent.stat() for parent in folder.resolve().parents)
+    seen = {(status.st_dev, status.st_ino) for status in above}
     for place, folders, names in os.walk(folder, onerror=note, followlinks=True):
         status = Path(place).stat()
         if (status.st_dev, status.st_ino) in seen:
-            skipped.append((Path(place), "a link back to a folder already read"))
+            skipped.append((Path(place), BACK))
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place, name) for name in names if not _is_clutter(Path(name)))
+        yield from (Path(place, name) for name in names if not is_clutter(Path(name)))
 
 
-def _is_clutter(path: Path) -> bool:
+def is_clutter(path: Path) -> bool:
+    """Whether a file is put there by the system and no business of the user's."""
     return path.name.startswith(".") or path.name in CLUTTER
 
 

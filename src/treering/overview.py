@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from treering import checkpoint
+from treering import checkpoint, files
 from treering.errors import TreeringError
 from treering.images import shown
 from treering.learner import Learner
@@ -39,7 +39,7 @@ def of(path: Path) -> Overview:
     manifest = checkpoint.read_manifest(path)
     try:
         return _read(path, manifest)
-    except TreeringError:
+    except (TreeringError, FileNotFoundError):
         if checkpoint.read_manifest(path) == manifest:
             raise
         return of(path)  # a writer has just put a new version in its place
@@ -83,7 +83,4 @@ def draw_gallery(learner: Learner, picture: Path) -> None:
         for column, pixels in enumerate(ranked):
             image = Image.fromarray(np.squeeze(pixels)).convert("RGB").resize((THUMBNAIL, THUMBNAIL))
             page.paste(image, (NAME_WIDTH + column * cell, top))
-    try:
-        page.save(picture)
-    except (OSError, ValueError) as error:
-        raise TreeringError(f"cannot write {picture}: {getattr(error, 'strerror', None) or error}") from None
+    files.write_picture(picture, lambda stream: page.save(stream, "PNG"))

@@ -146,6 +146,8 @@ def learn(
         plan = Plan(recipe, place, len(learner.history_) + 1, added, more, loaded.skipped, checks is not None)
         if model and model.history[-1].get("files") == files_now:  # a call that was killed when it had saved already
             tell(replace(plan, step=len(learner.history_), done_already=True))
+            if not dry_run:
+                (path / ".learning").unlink(missing_ok=True)
             return None
 
         quota = recipe.memory.held_out_quota(len(known) + len(new))
@@ -153,8 +155,11 @@ def learn(
         if checks:
             measured = _validation(checks, size, disk, known + new)
         trained = sorted(set(range(len(loaded.labels))) - held_out - copies)
+        lost = set(new) - {loaded.labels[index] for index in trained}
+        if lost:
+            raise TreeringError(f"every image of {min(lost)} is held out already, in another class: put others there")
         if not trained:
-            raise TreeringError(f"{folder} has no image that is not held out already: nothing to learn")
+            raise TreeringError(f"{folder} has no image that the model does not have already: nothing to learn")
         step, names = loaded.images[torch.tensor(trained)], [loaded.labels[index] for index in trained]
 
         manifest = path / "manifest.json"
@@ -217,7 +222,10 @@ def _train(
         done += report.image_passes
         progress(done, passes)
         if time.monotonic() - saved >= SAVE_EVERY:
-            _save_unfinished(unfinished.path, unfinished.fingerprint, report.state())
+            try:
+                _save_unfinished(unfinished.path, unfinished.fingerprint, report.state())
+            except OSError as error:  # it has room for the model, if not for this
+                logger.warning("where the training is cannot be saved: %s", error.strerror or error)
             saved = time.monotonic()
 
     learner.learn(step, names, unfinished.resume, watch)
@@ -276,25 +284,30 @@ def _validation(checks: ImageFolder, size: int, disk: Path | None, classes: Sequ
 def _held_out(
     loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, quota: int
 ) -> tuple[dict[str, Images], set[int], set[int]]:
-    """Images to measure the accuracy on: one in ten of each class, `quota` at most, its share of the memory's budget.
+    """Images to measure the accuracy on: one in ten of each new class, `quota` at most, its share of the budget.
 
-    Returns those of each class, of earlier steps too; which images of this step are held out; and which others are
-    copies of held-out ones, so that they must not be trained on either.
+    Those of known classes may have been trained on. Returns those of each class, of earlier steps too; which images of
+    this step are held out; and which others are copies, of held-out ones, which must not be trained on either, or of
+    exemplars, which are trained on anyway.
     """
     random = np.random.RandomState(len(model.history) if model else 0)
     earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
     secret = {_digest(image) for part in earlier.values() for image in part}
-    free: dict[str, list[int]] = {}
+    known = [str(name) for name in model.classes] if model else []
+    kept = model.method.memory.exemplars if model else {}
+    exemplars = {(known[column], _digest(image)) for column, part in kept.items() for image in part}
+    free: dict[str, dict[bytes, int]] = {}
     for index, (name, digest) in enumerate(zip(loaded.labels, digests, strict=True)):
-        if digest not in secret:
-            free.setdefault(name, []).append(index)
+        if digest not in secret and name not in known:
+            free.setdefault(name, {})[digest] = index
     chosen: list[int] = []
-    for name, own in sorted(free.items()):
-        room = max(0, quota - len(earlier.get(name, ())))
-        count = min(max(1, len(own) // HELD_OUT), room) if len(own) >= ENOUGH else 0
-        chosen += random.permutation(own)[:count].tolist()
+    for _, own in sorted(free.items()):
+        count = min(max(1, len(own) // HELD_OUT), quota) if len(own) >= ENOUGH else 0
+        chosen += random.permutation(list(own.values()))[:count].tolist()
     secret |= {digests[index] for index in chosen}
-    copies = {index for index, digest in enumerate(digests) if digest in secret} - set(chosen)
+    labelled = enumerate(zip(loaded.labels, digests, strict=True))
+    copies = {index for index, (name, digest) in labelled if digest in secret or (name, digest) in exemplars}
+    copies -= set(chosen)
     measured = _by_class(loaded, chosen)
     for name, part in earlier.items():
         measured[name] = pixels.join([part, measured[name]]) if name in measured else part
