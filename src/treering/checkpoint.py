@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import io
 import json
@@ -75,7 +76,7 @@ def writing(path: Path) -> Iterator[None]:
                 yield
             finally:
                 (path / ".writer").unlink(missing_ok=True)
-                if {file.name for file in path.iterdir()} == {".lock"}:
+                if not any(OURS.fullmatch(file.name) for file in path.iterdir() if file.name != ".lock"):
                     (path / ".lock").unlink()
                     if made:
                         path.rmdir()
@@ -212,9 +213,11 @@ def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None
     features = (
         copy.deepcopy(backbone).cpu()
         if backbone
-        else backbones.build(recipe.backbone, channels, manifest["seed"], methods.find(recipe.method).starts_anew)
+        else backbones.build(recipe.backbone, channels, manifest["seed"], pretrained=False)
     )
     method = methods.create(recipe, features, torch.zeros_like(tensors["mean_image"]), manifest["seed"], device)
+    if backbone is None:
+        method.start_from(functools.partial(backbones.build, recipe.backbone, channels, manifest["seed"]))
     try:
         method.network.load_tensors(manifest["head_sizes"], tensors)
     except ValueError as error:
@@ -341,7 +344,8 @@ def _make_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise TreeringError(f"{path} is a file: give the name of a folder")
     path.mkdir(parents=True, exist_ok=True)
-    foreign = [item.name for item in path.iterdir() if not OURS.fullmatch(item.name) and not images.is_clutter(item)]
+    clutter = [item.name for item in path.iterdir() if item.is_file() and images.is_clutter(item)]
+    foreign = [item.name for item in path.iterdir() if not OURS.fullmatch(item.name) and item.name not in clutter]
     if foreign and not (path / "manifest.json").exists():
         raise TreeringError(f"{path} is not a treering model folder and holds {foreign[0]}: give a new or empty folder")
 

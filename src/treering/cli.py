@@ -197,10 +197,12 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """How many images of a folder the model gets right, class by class."""
-    from treering import evaluation
+    from treering import evaluation, files
     from treering.console import Printer
     from treering.learner import Learner
 
+    if picture:
+        files.require_png(picture)
     with _interruptible("interrupted"):
         result = evaluation.evaluate(Learner.load(model, device=device), folder)
         printer = Printer(console)
@@ -216,10 +218,12 @@ def info(
     gallery: Annotated[Path | None, typer.Option(help="Draw the exemplars to this PNG file.")] = None,
 ) -> None:
     """What a model knows and keeps."""
-    from treering import overview
+    from treering import files, overview
     from treering.console import Printer
     from treering.learner import Learner
 
+    if gallery:
+        files.require_png(gallery)
     printer = Printer(console)
     printer.overview(overview.of(model))
     if gallery:

@@ -50,7 +50,7 @@ class Printer:
         self.line(f"It keeps at most {budget.size} images of {per}, held-out ones included.")
         if plan.held_out:
             self.line(f"Held out of training, to measure it: {_images(plan.held_out)}.")
-        elif not plan.own_validation:
+        elif plan.new and not plan.own_validation:
             self.line("No image is held out: that takes classes of 5 images or more, and a memory of 5 or more.")
         where = "GPU" if plan.device.type == "cuda" else "CPU"
         more = ", less what an interrupted call has done already" if plan.resumed else ""

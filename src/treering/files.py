@@ -37,14 +37,19 @@ def write(file: Path, content: bytes) -> None:
 
 def write_picture(file: Path, draw: Callable[[io.BytesIO], object]) -> None:
     """Write the PNG that `draw` puts into a stream."""
-    if file.suffix.lower() != ".png":
-        raise TreeringError(f"cannot write {file}: the name of a picture must end in .png")
+    require_png(file)
     stream = io.BytesIO()
     draw(stream)
     try:
         write(file, stream.getvalue())
     except OSError as error:
         raise TreeringError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def require_png(file: Path) -> None:
+    """Refuse other names for pictures."""
+    if file.suffix.lower() != ".png":
+        raise TreeringError(f"cannot write {file}: the name of a picture must end in .png")
 
 
 def exists(path: Path) -> bool:

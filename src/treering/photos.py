@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 SAVE_EVERY = 10.0
 """Seconds between two saves of an unfinished step; each is at the end of an epoch."""
 HELD_OUT = 10
-"""One image in ten of a class is held out of training, if the class has `ENOUGH`."""
+"""One image in ten of a new class is held out of training, if the class has `ENOUGH`."""
 ENOUGH = 5
 
 
@@ -151,10 +151,10 @@ def learn(
             return None
 
         quota = recipe.memory.held_out_quota(len(known) + len(new))
-        measured, held_out, copies = _held_out(loaded, digests, model, 0 if checks else quota)
+        measured, held_out, left_out = _held_out(loaded, digests, model, 0 if checks else quota)
         if checks:
             measured = _validation(checks, size, disk, known + new)
-        trained = sorted(set(range(len(loaded.labels))) - held_out - copies)
+        trained = sorted(set(range(len(loaded.labels))) - held_out - left_out)
         lost = set(new) - {loaded.labels[index] for index in trained}
         if lost:
             raise TreeringError(f"every image of {min(lost)} is held out already, in another class: put others there")
@@ -287,8 +287,8 @@ def _held_out(
     """Images to measure the accuracy on: one in ten of each new class, `quota` at most, its share of the budget.
 
     Those of known classes may have been trained on. Returns those of each class, of earlier steps too; which images of
-    this step are held out; and which others are copies, of held-out ones, which must not be trained on either, or of
-    exemplars, which are trained on anyway.
+    this step are held out; and which others are left out: copies of held-out ones, which must not be trained on
+    either, and of exemplars, which the memory has already.
     """
     random = np.random.RandomState(len(model.history) if model else 0)
     earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
@@ -301,17 +301,14 @@ def _held_out(
         if digest not in secret and name not in known:
             free.setdefault(name, {})[digest] = index
     chosen: list[int] = []
-    for _, own in sorted(free.items()):
+    for name in sorted(free):
+        own = list(free[name].values())
         count = min(max(1, len(own) // HELD_OUT), quota) if len(own) >= ENOUGH else 0
-        chosen += random.permutation(list(own.values()))[:count].tolist()
+        chosen += random.permutation(own)[:count].tolist()
     secret |= {digests[index] for index in chosen}
     labelled = enumerate(zip(loaded.labels, digests, strict=True))
-    copies = {index for index, (name, digest) in labelled if digest in secret or (name, digest) in exemplars}
-    copies -= set(chosen)
-    measured = _by_class(loaded, chosen)
-    for name, part in earlier.items():
-        measured[name] = pixels.join([part, measured[name]]) if name in measured else part
-    return measured, set(chosen), copies
+    left_out = {index for index, (name, digest) in labelled if digest in secret or (name, digest) in exemplars}
+    return _by_class(loaded, chosen) | earlier, set(chosen), left_out - set(chosen)
 
 
 def _digest(image: Tensor) -> bytes:

@@ -292,7 +292,7 @@ class StreamRun:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
             if Recipe.from_dict(facts.pop("recipe")) != self.recipe:
                 raise ValueError("it is of a run with other settings")
-            if facts.pop("data") != self._data:
+            if facts.pop("data", self._data) != self._data:
                 raise ValueError("it is of a run on other images")
             head_sizes, fits = facts.pop("head_sizes"), facts.pop("fits")
             in_flight = in_flight_files.unpack(tensors, fits)
@@ -329,8 +329,8 @@ class StreamRun:
             logger.warning("%s was saved on %s: other random draws follow here", self.state_file, facts["devices"][-1])
             facts["devices"].append(self._device)
         set_up, commit = self.record["seconds"], self.record["commits"][0]  # this time's
-        self.record = facts
-        self.record["commits"] += [commit] if commit not in facts["commits"] else []
+        self.record = {"commits": [], "runs_at_once": 1} | facts
+        self.record["commits"] += [commit] if commit not in self.record["commits"] else []
         self._count(set_up, "set-up")
         return in_flight
 

@@ -222,7 +222,7 @@ def _told_apart(result: Result, recipes: dict[str, list[Recipe]]) -> Result:
         recipe = Recipe.from_dict(result["recipe"])
     except (TreeringError, LookupError, TypeError, ValueError, AttributeError):
         return result  # of another version
-    made = replace(recipe, engine=Recipe().engine, run=replace(recipe.run, order=0, seed=0))
+    made = _settings(recipe)
     known = recipes.setdefault(run_name(made), [])
     if made not in known:
         known.append(made)
@@ -231,13 +231,18 @@ def _told_apart(result: Result, recipes: dict[str, list[Recipe]]) -> Result:
     return result | {"method": result["method"] + changed} if number else result
 
 
+def _settings(recipe: Recipe) -> Recipe:
+    """What makes two runs alike."""
+    return replace(recipe, engine=Recipe().engine, run=replace(recipe.run, order=0, seed=0))
+
+
 @cache
 def _ready_recipes() -> dict[str, Recipe]:
-    """Of the paper's experiments and of the package, by the name of their run."""
+    """Of the paper's experiments and of the package, by the name of their run; those for photos are for no run."""
     runs = [run for experiment in paper.EXPERIMENTS.values() for run in experiment.runs(1)]
     names = [Path(file.name) for file in files("treering.recipes").iterdir()]
-    runs += [Recipe.find(name.stem) for name in names if name.suffix == ".toml"]
-    return {run_name(run): run for run in reversed(runs)}
+    runs += [Recipe.find(name.stem) for name in names if name.suffix == ".toml" and "photos" not in name.stem]
+    return {run_name(run): run for run in map(_settings, reversed(runs))}
 
 
 def _is_sound(result: Result) -> bool:

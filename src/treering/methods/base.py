@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treering import augment, fused, losses, pixels, selection
 from treering.backbones import Pretrained
@@ -67,8 +67,6 @@ class Method(ABC):
 
     keeps_memory = True
     """Whether the method stores exemplars within the recipe's budget."""
-    starts_anew = False
-    """Whether later steps need the weights that the network had before the first."""
     further_readouts: Mapping[str, str] = {}
     """Further methods that are this one's training read out in another way: name -> what serves as `probabilities`."""
 
@@ -88,6 +86,9 @@ class Method(ABC):
     def label(cls, recipe: Recipe) -> str:
         """The method's name in results."""
         return recipe.method
+
+    def start_from(self, build: Callable[[], nn.Module]) -> None:  # noqa: B027  # most need not know
+        """Told when a model is loaded: `build` makes the feature extractor as it was before the first step."""
 
     def prepare(self, images: int) -> None:
         """Compile and capture once, with room for stages of so many training images, where the device does."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treering import losses, pixels
 from treering.methods.base import Method, StagePlan, Step
@@ -17,13 +17,21 @@ class Joint(Method):
     """One head for all classes, cross-entropy, from the first weights at every step."""
 
     keeps_memory = False
-    starts_anew = True
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)
         self._first_weights = network.tensors()
+        self._build: Callable[[], nn.Module] | None = None
+
+    def start_from(self, build: Callable[[], nn.Module]) -> None:
+        """Make the first weights again, but not before a step needs them: they may have to be fetched."""
+        self._build = build
 
     def learn_step(self, step: Step) -> None:
+        if self._build:
+            first = self._build().state_dict().items()
+            self._first_weights |= {f"features.{name}": tensor.to(self.network.device) for name, tensor in first}
+            self._build = None
         classes = self.network.classes + step.new_classes
         for label, images in self.candidates(step).items():
             self.memory.store(label, pixels.tensor(images).to(self.network.device))
