@@ -419,18 +419,8 @@ def report_markdown(results: Sequence[Result]) -> str:
             )
         parts.append("")
     parts.append("## EEIL against its rivals: paired t-test over class orders\n")
-    titles = (
-        "dataset",
-        "classes per step",
-        "memory",
-        "selection",
-        "against",
-        "lead of EEIL",
-        "orders",
-        "p",
-        "p, paper",
-    )
-    parts += _head(titles)
+    setting_names = ("dataset", "classes per step", "memory", "selection")
+    parts += _head((*setting_names, "against", "lead of EEIL", "orders", "p", "p, paper"))
     for test in comparisons(results):
         told = (dataset_name(test.dataset), test.steps, test.memory, test.selection, method_name(test.rival))
         parts.append(markdown_row([*told, signed(test.lead), str(test.orders or ""), tested(test), test.paper]))
