@@ -156,17 +156,12 @@ def test_the_page_is_the_same_whatever_the_order_of_the_files() -> None:
 def test_a_browser_draws_every_chart_and_complains_of_nothing(tmp_path: Path) -> None:
     names = [HOSTILE, "b", "c", "d", "e", "f"]
     (tmp_path / "index.html").write_text(made(*everything(), result(order=1, class_order=names)), encoding="utf-8")
-    quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
-    command = [
-        "chromium",
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        *quiet,
-        f"--user-data-dir={tmp_path / 'user'}",
-    ]
-    command += ["--enable-logging=stderr", "--virtual-time-budget=3000", "--window-size=390,900", "--dump-dom"]
-    ran = subprocess.run([*command, (tmp_path / "index.html").as_uri()], capture_output=True, text=True, timeout=60)
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+    command += ["--enable-logging=stderr", "--window-size=390,900", "--dump-dom", (tmp_path / "index.html").as_uri()]
+    # The page as it is once loaded, whether or not a busy machine has come to showing a frame.
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert ran.returncode == 0, ran.stderr
     assert "CONSOLE" not in ran.stderr, ran.stderr
     shown = [panel for panel in re.split(r"<figure>", ran.stdout)[1:] if "<canvas" not in panel]
     assert sum('role="img"' in figure for figure in shown) >= 5

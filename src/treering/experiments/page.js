@@ -40,11 +40,13 @@ class Tip {
 // Draw now and whenever the width changes; a hidden chart has none and waits.
 function whenSized(box, draw) {
   let last = 0;
-  new ResizeObserver(() => {
+  const fit = (act) => {
     const width = Math.floor(box.clientWidth);
-    if (width && width !== last) requestAnimationFrame(() => draw(width));
+    if (width && width !== last) act(() => draw(width));
     last = width || last;
-  }).observe(box);
+  };
+  fit((now) => now());
+  new ResizeObserver(() => fit(requestAnimationFrame)).observe(box);
 }
 
 // Places along x that can be pointed at: `show(index)` or `show(null)`.
