@@ -139,6 +139,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8, help="of the plain loop")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if min(*options.at_once, options.epochs) < 1 or options.batches < 4 or options.images < 128 or options.workers < 0:
+        parser.error("--at-once and --epochs need 1 or more, --batches 4, --images 128, --workers 0")
     device = methods.find_device("auto")
     data = training_set(options.images, device)
     plain = plain_loop(data, options.batches, options.workers)

@@ -128,6 +128,8 @@ def test_ablations_are_drawn_apart_from_the_rivals() -> None:
     runs = [cifar(63.0), cifar(60.0, method="icarl"), cifar(50.0, method="eeil-base")]
     assert [line.method for line in only(runs, "accuracy", Lines).lines] == ["eeil", "icarl"]
     assert [line.method for line in only(runs, "ablation", Lines).lines] == ["eeil", "eeil-base"]
+    own = charts.every_chart([result(), result(method="icarl"), result(method="eeil-base")])["own"]
+    assert len(own) == len({chart.title for chart in own}) == 2, "titles tell them apart"
 
 
 def test_charts_without_data_are_not_drawn() -> None:

@@ -121,6 +121,9 @@ def test_a_dataset_is_found_by_its_folders_name(tmp_path: Path) -> None:
     assert str(tmp_path / "animal") in str(refused.value)
     with pytest.raises(TreeringError, match="did you mean digits"):
         data.load("digit", tmp_path)
+    split_dataset(tmp_path / "digits")
+    with pytest.raises(TreeringError, match=r"digits bears the name of a built-in dataset; give the folder another name"):
+        data.load("digits", tmp_path)
 
 
 RECIPE = """

@@ -42,6 +42,10 @@ PAPER: dict[str, Facts] = {
 def load(name: str, data: Path, download: bool = False, image_size: int = 256) -> Dataset:
     """The dataset of this name, from the folder `data` where it is not part of a package."""
     if name in DATASETS:
+        if (data / name / "train").is_dir():
+            raise TreeringError(
+                f"{data / name} bears the name of a built-in dataset; give the folder another name to use its images"
+            )
         return DATASETS[name](data, download)
     if (data / name).is_dir():
         return folder.load(data / name, image_size)

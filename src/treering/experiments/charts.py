@@ -269,7 +269,8 @@ def ablation_curves(group: Group) -> Lines | None:
     """The same for EEIL and its parts."""
     parts = [cell for cell in group.cells if cell.setting.method in tables.ABLATIONS]
     whole = [cell for cell in group.cells if cell.setting.method == "eeil"]
-    return _curves(f"ablation-{group.name}", group, whole + parts) if parts else None
+    drawn = _curves(f"ablation-{group.name}", group, whole + parts) if parts else None
+    return drawn and replace(drawn, title=f"{drawn.title}: EEIL and its parts")
 
 
 def selection_curves(group: Group, every: Sequence[Group]) -> Lines:
