@@ -12,6 +12,7 @@ import argparse
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,18 +130,27 @@ def plain_loop(data: TrainingSet, batches: int, workers: int) -> float:
                 return 128 * (batches - batches // 4) / (time.perf_counter() - begin)
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """A type of options: whole numbers from `least` on."""
+
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return int(text)
+
+    return number
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--images", type=int, default=60_000)
-    parser.add_argument("--batches", type=int, default=400, help="of the plain loop")
-    parser.add_argument("--workers", type=int, default=8, help="of the plain loop")
+    parser.add_argument("--at-once", type=at_least(1), nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--epochs", type=at_least(1), default=3)
+    parser.add_argument("--images", type=at_least(128), default=60_000)
+    parser.add_argument("--batches", type=at_least(4), default=400, help="of the plain loop")
+    parser.add_argument("--workers", type=at_least(0), default=8, help="of the plain loop")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if min(*options.at_once, options.epochs) < 1 or options.batches < 4 or options.images < 128 or options.workers < 0:
-        parser.error("--at-once and --epochs need 1 or more, --batches 4, --images 128, --workers 0")
     device = methods.find_device("auto")
     data = training_set(options.images, device)
     plain = plain_loop(data, options.batches, options.workers)

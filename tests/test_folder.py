@@ -121,8 +121,13 @@ def test_a_dataset_is_found_by_its_folders_name(tmp_path: Path) -> None:
     assert str(tmp_path / "animal") in str(refused.value)
     with pytest.raises(TreeringError, match="did you mean digits"):
         data.load("digit", tmp_path)
-    split_dataset(tmp_path / "digits")
-    with pytest.raises(TreeringError, match="digits bears the name of a built-in dataset; give"):
+
+
+@pytest.mark.parametrize("inside", ["train/cat", "cat"])
+def test_a_folder_with_a_built_in_datasets_name_is_not_passed_over(tmp_path: Path, inside: str) -> None:
+    assert data.load("digits", tmp_path).name == "digits"
+    (tmp_path / "digits" / inside).mkdir(parents=True)
+    with pytest.raises(TreeringError, match=r"digits bears the name of a built-in dataset; rename the folder .*--data"):
         data.load("digits", tmp_path)
 
 

@@ -42,9 +42,11 @@ PAPER: dict[str, Facts] = {
 def load(name: str, data: Path, download: bool = False, image_size: int = 256) -> Dataset:
     """The dataset of this name, from the folder `data` where it is not part of a package."""
     if name in DATASETS:
-        if (data / name / "train").is_dir():
+        own = data / name
+        if own.is_dir() and any(inside.is_dir() for inside in own.iterdir()):
             raise TreeringError(
-                f"{data / name} bears the name of a built-in dataset; give the folder another name to use its images"
+                f"{own} bears the name of a built-in dataset; rename the folder to use its images, or give another "
+                "--data to use the built-in one"
             )
         return DATASETS[name](data, download)
     if (data / name).is_dir():

@@ -270,7 +270,7 @@ def ablation_curves(group: Group) -> Lines | None:
     parts = [cell for cell in group.cells if cell.setting.method in tables.ABLATIONS]
     whole = [cell for cell in group.cells if cell.setting.method == "eeil"]
     drawn = _curves(f"ablation-{group.name}", group, whole + parts) if parts else None
-    return drawn and replace(drawn, title=f"{drawn.title}: EEIL and its parts")
+    return drawn and replace(drawn, title=f"{drawn.title}, parts of EEIL")
 
 
 def selection_curves(group: Group, every: Sequence[Group]) -> Lines:

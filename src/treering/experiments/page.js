@@ -295,6 +295,19 @@ function matrixChart(box, matrix, kind) {
   });
 }
 
+// The choice of light or dark is kept where the browser lets a local page keep anything.
+const theme = create("button", { type: "button", class: "theme" });
+const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+const label = () => (theme.textContent = isDark() ? "Light" : "Dark");
+try { root.dataset.theme = localStorage.getItem("theme") || ""; } catch { /* not kept */ }
+theme.addEventListener("click", () => {
+  root.dataset.theme = isDark() ? "light" : "dark";
+  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* not kept */ }
+  label();
+});
+label();
+document.body.prepend(theme);
+
 // Panels of which one is seen; without this script all are.
 document.querySelectorAll(".switch").forEach((box) => {
   const panels = [...box.children], list = create("div", { class: "tabs", role: "tablist", "aria-label": "Settings" });
@@ -327,16 +340,3 @@ document.querySelectorAll("[data-chart]").forEach((box) => {
   else if (chart.bars) barChart(box, chart);
   else matrixChart(box, chart.matrices[box.dataset.matrix], chart.kind);
 });
-
-// The choice of light or dark is kept where the browser lets a local page keep anything.
-const theme = create("button", { type: "button", class: "theme" });
-const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
-const label = () => (theme.textContent = isDark() ? "Light" : "Dark");
-try { root.dataset.theme = localStorage.getItem("theme") || ""; } catch { /* not kept */ }
-theme.addEventListener("click", () => {
-  root.dataset.theme = isDark() ? "light" : "dark";
-  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* not kept */ }
-  label();
-});
-label();
-document.body.prepend(theme);
