@@ -132,6 +132,15 @@ def test_ablations_are_drawn_apart_from_the_rivals() -> None:
     assert len(own) == len({chart.title for chart in own}) == 2, "titles tell them apart"
 
 
+def test_titles_of_all_curves_differ() -> None:
+    runs = [cifar(63.0), cifar(62.0, selection="random"), cifar(50.0, method="eeil-base")]
+    five = {"classes_per_step": 5, "accuracy": [50.0] * 20}
+    runs += [cifar(50.0, **five), cifar(50.0, method="gem", memory={"kind": "per-step", "size": 100}, **five)]
+    drawn = [chart for made in charts.every_chart(runs).values() for chart in made if isinstance(chart, Lines)]
+    assert len(drawn) == 5
+    assert len({chart.title for chart in drawn}) == 5
+
+
 def test_charts_without_data_are_not_drawn() -> None:
     drawn = charts.every_chart([result()])
     assert {part for part, made in drawn.items() if made} == {"own", "forgetting", "confusion"}

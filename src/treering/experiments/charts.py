@@ -262,15 +262,14 @@ def known_classes(result: Result) -> list[int]:
 def curves(group: Group) -> Lines | None:
     """Accuracy after each step, mean and deviation over the class orders; the upper bound is one point at the end."""
     whole = [cell for cell in group.cells if cell.setting.method not in tables.ABLATIONS]
-    return _curves(f"accuracy-{group.name}", group, whole)
+    return _curves(f"accuracy-{group.name}", group.title, whole)
 
 
 def ablation_curves(group: Group) -> Lines | None:
     """The same for EEIL and its parts."""
     parts = [cell for cell in group.cells if cell.setting.method in tables.ABLATIONS]
     whole = [cell for cell in group.cells if cell.setting.method == "eeil"]
-    drawn = _curves(f"ablation-{group.name}", group, whole + parts) if parts else None
-    return drawn and replace(drawn, title=f"{drawn.title}, parts of EEIL")
+    return _curves(f"ablation-{group.name}", f"{group.title}, parts of EEIL", whole + parts) if parts else None
 
 
 def selection_curves(group: Group, every: Sequence[Group]) -> Lines:
@@ -286,11 +285,11 @@ def selection_curves(group: Group, every: Sequence[Group]) -> Lines:
             look = method if rule == "herding" else f"{method}/{rule}"
             lines.append(replace(_line(cell), label=f"{tables.method_name(method)}, {rule}", method=look))
     shared = replace(group, setting=usual)
-    return Lines(f"selection-{shared.name}", shared.title, lines)
+    return Lines(f"selection-{shared.name}", f"{shared.title}, selection rules", lines)
 
 
-def _curves(name: str, group: Group, cells: Sequence[Cell]) -> Lines | None:
-    return Lines(name, group.title, [_line(cell) for cell in cells]) if cells else None
+def _curves(name: str, title: str, cells: Sequence[Cell]) -> Lines | None:
+    return Lines(name, title, [_line(cell) for cell in cells]) if cells else None
 
 
 def _line(cell: Cell) -> Line:
@@ -363,7 +362,7 @@ def gem_unknown_task(every: Sequence[Group]) -> Lines | None:
     if group is None or "gem" not in {cell.setting.method for cell in group.cells}:
         return None
     compared = [cell for cell in group.cells if cell.setting.method in ("eeil", "gem", "finetune")]
-    return _curves("gem-unknown-task", group, compared)
+    return _curves("gem-unknown-task", f"{group.title}, the task not known", compared)
 
 
 def _bars(name: str, title: str, x_label: str, cells: Sequence[Cell], group_of: Callable[[Setting], str]) -> Bars:

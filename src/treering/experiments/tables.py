@@ -384,7 +384,7 @@ def markdown(results: Sequence[Result]) -> str:
 
 def _line(name: str, cell: Cell) -> str:
     orders = f" ({cell.orders} orders)" if cell.orders > 1 else ""
-    without_first = "" if cell.mean is None else number(cell.mean) + orders
+    without_first = "" if cell.mean is None else with_deviation(cell.mean, cell.deviation) + orders
     minutes = ", ".join(f"{run['seconds'] / 60:.1f}{_beside(run)}" for run in cell.runs)
     setting, paper = cell.setting, with_deviation(cell.paper, cell.paper_deviation)
     ours = (without_first, number(cell.mean_with_first), minutes)
