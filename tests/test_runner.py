@@ -675,12 +675,16 @@ def test_a_memory_that_is_too_small_for_the_last_step_is_refused_before_any_trai
         StreamRun(replace(TINY, memory=Budget(size=5)), tiny_images(), tmp_path)
 
 
-def test_a_resumed_run_names_the_commits_of_all_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_names_the_code_of_all_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
     case = Interruptible("plain", tmp_path)
     case.interrupted("results", 6)
+    this_torch = torch.__version__
     monkeypatch.setenv("TREERING_COMMIT", "a later one")
-    assert case.start("results")()["commit"] == "of the tests, a later one"
+    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    result = case.start("results")()
+    assert result["commit"] == "of the tests, a later one"
+    assert result["versions"]["torch"] == f"{this_torch}, 9.9.0"
 
 
 # --- Results that are there already -----------------------------------------------------------------------------------

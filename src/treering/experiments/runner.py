@@ -110,7 +110,8 @@ class StreamRun:
         self._readouts = {method_label(recipe): self.method.probabilities} | further
         self._device = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "seconds_by_stage": {}}
-        self.record |= {"devices": [self._device], "commits": [current_commit()], "runs_at_once": 1}
+        self.record |= {"devices": [self._device], "runs_at_once": 1}
+        self.record |= {"commits": [current_commit()], "torch": [torch.__version__]}
         self._data = {
             "class_order": [images.class_names[label] for label in self.stream.order],
             "images": {"train": len(images.train_labels), "test": len(images.test_labels)},
@@ -259,7 +260,7 @@ class StreamRun:
             "versions": {
                 "treering": __version__,
                 "python": platform.python_version(),
-                "torch": torch.__version__,
+                "torch": ", ".join(record["torch"]),
             },
             "commit": ", ".join(record["commits"]),
             "recipe": recipe.to_dict(),
@@ -328,10 +329,11 @@ class StreamRun:
         if elsewhere:
             logger.warning("%s was saved on %s: other random draws follow here", self.state_file, facts["devices"][-1])
             facts["devices"].append(self._device)
-        set_up, commit = self.record["seconds"], self.record["commits"][0]  # this time's
-        self.record = {"commits": [], "runs_at_once": 1} | facts
-        self.record["commits"] += [commit] if commit not in self.record["commits"] else []
-        self._count(set_up, "set-up")
+        this_time = self.record
+        self.record = {"commits": [], "torch": [], "runs_at_once": 1} | facts
+        for name in ("commits", "torch"):
+            self.record[name] = list(dict.fromkeys(self.record[name] + this_time[name]))
+        self._count(this_time["seconds"], "set-up")
         return in_flight
 
     def _check(self, in_flight: InFlight, head_sizes: list[int]) -> None:
