@@ -127,7 +127,15 @@ def test_a_number_agrees_within_the_papers_deviation(average: float, kind: str) 
 def test_headlines_compare_eeil_and_icarl_with_the_paper() -> None:
     text = " ".join(Document(made(cifar(63.0), cifar(61.0, method="icarl"))).text.split())
     assert "EEIL, 10 classes per step 63.0 paper 63.6 ± 1.3 −0.6" in text  # noqa: RUF001
-    assert "EEIL’s lead over iCaRL +2.0 points paper +3.1" in text  # noqa: RUF001
+    assert "EEIL’s lead over iCaRL +2.0 points in 1 class order; paper +3.1" in text  # noqa: RUF001
+
+
+def test_the_lead_is_that_in_the_class_orders_of_both() -> None:
+    icarl = [cifar(average, method="icarl", order=order) for order, average in enumerate((61.0, 60.0, 50.0))]
+    text = " ".join(Document(made(cifar(63.0), cifar(64.0, order=1), *icarl)).text.split())
+    assert "EEIL’s lead over iCaRL +3.0 points in 2 class orders;" in text  # noqa: RUF001
+    apart = made(cifar(63.0), cifar(61.0, method="icarl", order=1))
+    assert "lead over iCaRL" not in Document(apart).text
 
 
 def test_a_report_of_ones_own_dataset_has_the_papers_tables_out_of_the_way() -> None:

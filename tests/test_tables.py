@@ -90,7 +90,7 @@ def test_runs_of_several_orders_are_averaged() -> None:
     text = tables.markdown([result(), result(order=1, average_without_first=62.25, runs_at_once=4)])
     row = row_of(text, "10", "EEIL", "63.6 ± 1.3")
     assert row[4] == "61.8 ± 0.7 (2 orders)"
-    assert row[6] == "1.5, 1.5 (4 at once)"
+    assert row[6] == "1.5; 1.5 (4 at once)"
 
 
 @pytest.mark.parametrize(

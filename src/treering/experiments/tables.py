@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -385,7 +386,8 @@ def markdown(results: Sequence[Result]) -> str:
 def _line(name: str, cell: Cell) -> str:
     orders = f" ({cell.orders} orders)" if cell.orders > 1 else ""
     without_first = "" if cell.mean is None else with_deviation(cell.mean, cell.deviation) + orders
-    minutes = ", ".join(f"{run['seconds'] / 60:.1f}{_beside(run)}" for run in cell.runs)
+    beside = groupby(cell.runs, _beside)
+    minutes = "; ".join(", ".join(f"{run['seconds'] / 60:.1f}" for run in runs) + at_once for at_once, runs in beside)
     setting, paper = cell.setting, with_deviation(cell.paper, cell.paper_deviation)
     ours = (without_first, number(cell.mean_with_first), minutes)
     return markdown_row([setting.steps, row_name(name, setting), setting.memory_name, paper, *ours])
