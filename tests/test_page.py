@@ -15,6 +15,7 @@ from report_helper import cifar, result
 
 from treering.experiments import charts, page
 
+needs_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
 HOSTILE = "</script><img src=x onerror=alert(1)><!--"
 
 
@@ -160,17 +161,35 @@ def test_the_page_is_the_same_whatever_the_order_of_the_files() -> None:
     assert made(*everything()) == made(*reversed(everything()))
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
-def test_a_browser_draws_every_chart_and_complains_of_nothing(tmp_path: Path) -> None:
-    names = [HOSTILE, "b", "c", "d", "e", "f"]
-    (tmp_path / "index.html").write_text(made(*everything(), result(order=1, class_order=names)), encoding="utf-8")
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
+def in_browser(page_text: str, folder: Path) -> str:
+    """The page as a browser has it once loaded, whether or not a busy machine has come to showing a frame."""
+    (folder / "index.html").write_text(page_text, encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'user'}"]
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
-    command += ["--enable-logging=stderr", "--window-size=390,900", "--dump-dom", (tmp_path / "index.html").as_uri()]
-    # The page as it is once loaded, whether or not a busy machine has come to showing a frame.
+    command += ["--enable-logging=stderr", "--window-size=390,900", "--dump-dom", (folder / "index.html").as_uri()]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert ran.returncode == 0, ran.stderr
     assert "CONSOLE" not in ran.stderr, ran.stderr
-    shown = [panel for panel in re.split(r"<figure>", ran.stdout)[1:] if "<canvas" not in panel]
-    assert sum('role="img"' in figure for figure in shown) >= 5
-    assert ran.stdout.count('role="tablist"') >= 1
+    return ran.stdout
+
+
+@needs_browser
+def test_a_browser_draws_every_chart_and_complains_of_nothing(tmp_path: Path) -> None:
+    names = [HOSTILE, "b", "c", "d", "e", "f"]
+    shown = in_browser(made(*everything(), result(order=1, class_order=names)), tmp_path)
+    figures = [panel for panel in re.split(r"<figure>", shown)[1:] if "<canvas" not in panel]
+    assert sum('role="img"' in figure for figure in figures) >= 5
+    assert shown.count('role="tablist"') >= 1
+
+
+@needs_browser
+def test_a_tab_that_is_chosen_shows_its_chart(tmp_path: Path) -> None:
+    text = made(cifar(63.0), cifar(62.0, classes_per_step=20, accuracy=[62.0] * 5))
+
+    def drawn(page_text: str) -> list[bool]:
+        shown = in_browser(page_text, tmp_path)
+        return [f'aria-label="CIFAR-100, {steps} classes per step, 2000 exemplars: ' in shown for steps in (10, 20)]
+
+    assert drawn(text) == [True, False]
+    choose = "<script>document.querySelectorAll('[role=tab]').forEach((tab) => tab.click())</script></body>"
+    assert drawn(text.replace("</body>", choose)) == [True, True]

@@ -37,7 +37,8 @@ class Tip {
   }
 }
 
-// Draw now and whenever the width changes; a hidden chart has none and waits.
+// Draw now, when a panel is chosen, and whenever the width changes; a hidden chart has none and waits.
+const fits = [];
 function whenSized(box, draw) {
   let last = 0;
   const fit = (act) => {
@@ -45,7 +46,8 @@ function whenSized(box, draw) {
     if (width && width !== last) act(() => draw(width));
     last = width || last;
   };
-  fit((now) => now());
+  fits.push(() => fit((now) => now()));
+  fits.at(-1)();
   new ResizeObserver(() => fit(requestAnimationFrame)).observe(box);
 }
 
@@ -312,11 +314,14 @@ document.body.prepend(theme);
 document.querySelectorAll(".switch").forEach((box) => {
   const panels = [...box.children], list = create("div", { class: "tabs", role: "tablist", "aria-label": "Settings" });
   const tabs = panels.map((panel) => create("button", { type: "button", role: "tab", "aria-controls": panel.id }, panel.dataset.label));
-  const select = (chosen) => panels.forEach((panel, index) => {
-    panel.hidden = index !== chosen;
-    tabs[index].setAttribute("aria-selected", String(index === chosen));
-    tabs[index].tabIndex = index === chosen ? 0 : -1;
-  });
+  const select = (chosen) => {
+    panels.forEach((panel, index) => {
+      panel.hidden = index !== chosen;
+      tabs[index].setAttribute("aria-selected", String(index === chosen));
+      tabs[index].tabIndex = index === chosen ? 0 : -1;
+    });
+    fits.forEach((fit) => fit());
+  };
   tabs.forEach((tab, index) => {
     panels[index].setAttribute("role", "tabpanel");
     panels[index].setAttribute("aria-label", panels[index].dataset.label);
