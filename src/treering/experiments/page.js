@@ -37,7 +37,8 @@ class Tip {
   }
 }
 
-// Draw now, when a panel is chosen, and whenever the width changes; a hidden chart has none and waits.
+// Draw now, when a panel is chosen, and whenever the width changes; a hidden chart has none and waits. The first two
+// wait for no frame, which a busy browser may show late.
 const fits = [];
 function whenSized(box, draw) {
   let last = 0;
@@ -46,8 +47,9 @@ function whenSized(box, draw) {
     if (width && width !== last) act(() => draw(width));
     last = width || last;
   };
-  fits.push(() => fit((now) => now()));
-  fits.at(-1)();
+  const fitNow = () => fit((act) => act());
+  fitNow();
+  fits.push(fitNow);
   new ResizeObserver(() => fit(requestAnimationFrame)).observe(box);
 }
 

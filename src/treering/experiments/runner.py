@@ -111,7 +111,7 @@ class StreamRun:
         self._device = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "seconds_by_stage": {}}
         self.record |= {"devices": [self._device], "runs_at_once": 1}
-        self.record |= {"commits": [current_commit()], "torch": [torch.__version__]}
+        self.record |= {"commits": [current_commit()], "torch_versions": [torch.__version__]}
         self._data = {
             "class_order": [images.class_names[label] for label in self.stream.order],
             "images": {"train": len(images.train_labels), "test": len(images.test_labels)},
@@ -260,7 +260,7 @@ class StreamRun:
             "versions": {
                 "treering": __version__,
                 "python": platform.python_version(),
-                "torch": ", ".join(record["torch"]),
+                "torch": ", ".join(record["torch_versions"]),
             },
             "commit": ", ".join(record["commits"]),
             "recipe": recipe.to_dict(),
@@ -330,8 +330,8 @@ class StreamRun:
             logger.warning("%s was saved on %s: other random draws follow here", self.state_file, facts["devices"][-1])
             facts["devices"].append(self._device)
         this_time = self.record
-        self.record = {"commits": [], "torch": [], "runs_at_once": 1} | facts
-        for name in ("commits", "torch"):
+        self.record = {"commits": [], "torch_versions": [], "runs_at_once": 1} | facts
+        for name in ("commits", "torch_versions"):
             self.record[name] = list(dict.fromkeys(self.record[name] + this_time[name]))
         self._count(this_time["seconds"], "set-up")
         return in_flight
