@@ -175,6 +175,15 @@ def test_gem_without_known_tasks_is_drawn_with_eeil_at_the_papers_memory() -> No
     assert [line.method for line in drawn[0].lines] == ["eeil", "gem"]
 
 
+def test_all_curves_beside_gem_say_that_the_task_is_not_known() -> None:
+    twenty = {"classes_per_step": 5, "accuracy": [50.0] * 20}
+    gem = [cifar(50.0, method="gem", memory={"kind": "per-step", "size": size}, **twenty) for size in (10, 100)]
+    titles = [chart.title for chart in charts.every_chart([cifar(50.0, **twenty), *gem])["gem"]]
+    assert any(" 200 exemplars, " in title for title in titles)
+    assert any(" 2000 exemplars, " in title for title in titles)
+    assert all(title.endswith(", the task not known") for title in titles if title != "Task known")
+
+
 def test_the_upper_bound_of_another_dataset_is_none() -> None:
     drawn = charts.every_chart([result(), one_step(88.0) | {"dataset": "fish"}])["own"]
     assert [[line.method for line in chart.lines] for chart in drawn if isinstance(chart, Lines)] == [

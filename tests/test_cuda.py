@@ -19,7 +19,11 @@ from treering.optim import SGD
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Run, Schedule
 from treering.trainer import TrainingSet
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore"),  # those of the compiler differ between its versions
+]
 
 RECIPE = Recipe(
     training=Schedule(6, 0.1, (4,)),

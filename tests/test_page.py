@@ -116,7 +116,7 @@ def test_a_cell_has_ours_the_papers_and_the_difference() -> None:
     text = made(cifar(63.0), cifar(65.0, order=1))
     cell = '<td><span class="ours">64.0 <small>± 1.4</small></span> <span class="difference close" title="agrees">+0.4'
     assert cell in text
-    assert '<span class="paper">paper 63.6 ± 1.3</span>' in text
+    assert '<span class="paper">paper 63.6 ± 1.3</span><span class="paper">over 2 orders</span></td>' in text
     assert '<td class="missing">not run<span class="paper">paper 60.5 ± 1.6</span></td>' in text
 
 

@@ -127,6 +127,8 @@ class Matrices:
 
 
 Chart = Lines | Bars | Matrices
+TASK_NOT_KNOWN = ", the task not known"
+"""GEM's charts say whether the task of an image is known."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,8 @@ def known_classes(result: Result) -> list[int]:
 def curves(group: Group) -> Lines | None:
     """Accuracy after each step, mean and deviation over the class orders; the upper bound is one point at the end."""
     whole = [cell for cell in group.cells if cell.setting.method not in tables.ABLATIONS]
-    return _curves(f"accuracy-{group.name}", group.title, whole)
+    title = group.title + (TASK_NOT_KNOWN if _part(group.setting) == "gem" else "")
+    return _curves(f"accuracy-{group.name}", title, whole)
 
 
 def ablation_curves(group: Group) -> Lines | None:
@@ -362,7 +365,7 @@ def gem_unknown_task(every: Sequence[Group]) -> Lines | None:
     if group is None or "gem" not in {cell.setting.method for cell in group.cells}:
         return None
     compared = [cell for cell in group.cells if cell.setting.method in ("eeil", "gem", "finetune")]
-    return _curves("gem-unknown-task", f"{group.title}, the task not known", compared)
+    return _curves("gem-unknown-task", group.title + TASK_NOT_KNOWN, compared)
 
 
 def _bars(name: str, title: str, x_label: str, cells: Sequence[Cell], group_of: Callable[[Setting], str]) -> Bars:

@@ -227,7 +227,8 @@ def _paper_cell(cell: Cell) -> str:
     paper = f'<span class="paper">paper {tables.with_deviation(cell.paper, cell.paper_deviation)}</span>'
     if cell.mean is None:
         return f'<td class="missing">not run{paper}</td>'
-    return f'<td><span class="ours">{_ours(cell)}</span> {_difference(cell)}{paper}</td>'
+    orders = f'<span class="paper">over {cell.orders} orders</span>' if cell.orders > 1 else ""
+    return f'<td><span class="ours">{_ours(cell)}</span> {_difference(cell)}{paper}{orders}</td>'
 
 
 def _difference(cell: Cell) -> str:

@@ -330,7 +330,7 @@ class StreamRun:
             logger.warning("%s was saved on %s: other random draws follow here", self.state_file, facts["devices"][-1])
             facts["devices"].append(self._device)
         this_time = self.record
-        self.record = {"commits": [], "torch_versions": [], "runs_at_once": 1} | facts
+        self.record = {"commits": [], "torch_versions": ["unknown"], "runs_at_once": 1} | facts
         for name in ("commits", "torch_versions"):
             self.record[name] = list(dict.fromkeys(self.record[name] + this_time[name]))
         self._count(this_time["seconds"], "set-up")
