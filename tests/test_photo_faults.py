@@ -528,6 +528,7 @@ import torch
 from learn_helper import Ticks, digest, in_child
 from treering import cli, console, photos
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 torch.set_num_threads(1)
 photos.SAVE_EVERY = 0.0
 folder, base, path, log = map(Path, sys.argv[1:5])
@@ -587,8 +588,9 @@ def test_ctrl_c_at_any_moment_is_one_line_and_exit_code_130_and_the_learn_can_go
 
 
 COMMAND = """
-import sys, torch
+import signal, sys, torch
 from treering import cli, photos
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 torch.set_num_threads(1)
 photos.SAVE_EVERY = 0.0
 sys.argv[0] = "treering"
