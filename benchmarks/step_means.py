@@ -29,18 +29,8 @@ from treering.recipe import Recipe
 
 def first_classes(dataset: Dataset, count: int, order: int) -> Dataset:
     """The first `count` classes of a class order, numbered so that the same order has them in the same sequence."""
-    number = np.full(len(dataset.class_names), -1)
-    number[class_order(len(dataset.class_names), order)[:count]] = class_order(count, order)
-    train, test = number[dataset.train_labels], number[dataset.test_labels]
-    names = {new: dataset.class_names[old] for old, new in enumerate(number)}
-    return replace(
-        dataset,
-        train_images=dataset.train_images[train >= 0],
-        train_labels=train[train >= 0],
-        test_images=dataset.test_images[test >= 0],
-        test_labels=test[test >= 0],
-        class_names=tuple(names[new] for new in range(count)),
-    )
+    chosen = np.array(class_order(len(dataset.class_names), order)[:count])
+    return dataset.only(chosen[np.argsort(class_order(len(chosen), order))].tolist())
 
 
 def by_step_means(images: ResidentImages, steps: list[list[int]]) -> tuple[ResidentImages, float]:

@@ -120,3 +120,15 @@ def test_a_stream_gives_each_step_its_own_training_images_and_the_test_images_of
             assert images.shape[1:] == (1, 2, 3)
             assert images[:, 0, 0, 0].tolist() == [names[column] for column in labels.tolist()]
             assert images[:, 0, 0, 1].tolist() == [i for i, label in enumerate(all_labels) if label in of]
+
+
+def test_a_dataset_can_be_cut_to_some_classes_numbered_as_given() -> None:
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    images = np.arange(6, dtype=np.uint8).reshape(6, 1, 1, 1)
+    whole = Dataset("three", images, labels, images[::-1], labels[::-1], ("a", "b", "c"))
+    part = whole.only([2, 0])
+    assert part.class_names == ("c", "a")
+    assert part.train_labels.tolist() == [1, 0, 1, 0]
+    assert part.train_images.ravel().tolist() == [0, 2, 3, 5]
+    assert part.test_labels.tolist() == [0, 1, 0, 1]
+    assert part.test_images.ravel().tolist() == [5, 3, 2, 0]

@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,7 @@ def load_vehicles(folder: Path, download: bool = False) -> Dataset:
     full = load(folder, download)
     superclass = superclasses(folder)
     chosen = [label for label, name in enumerate(full.class_names) if superclass.get(name) in VEHICLES]
-    number = np.full(len(full.class_names), -1)
-    number[chosen] = np.arange(len(chosen))
-    train, test = np.isin(full.train_labels, chosen), np.isin(full.test_labels, chosen)
-    return Dataset(
-        "cifar100-vehicles",
-        full.train_images[train],
-        number[full.train_labels[train]],
-        full.test_images[test],
-        number[full.test_labels[test]],
-        tuple(full.class_names[label] for label in chosen),
-    )
+    return replace(full.only(chosen), name="cifar100-vehicles")
 
 
 def superclasses(folder: Path) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,20 @@ class Dataset:
     test_images: np.ndarray
     test_labels: np.ndarray
     class_names: tuple[str, ...]
+
+    def only(self, classes: Sequence[int]) -> Dataset:
+        """These classes, numbered in the sequence given."""
+        number = np.full(len(self.class_names), -1)
+        number[list(classes)] = np.arange(len(classes))
+        train, test = number[self.train_labels], number[self.test_labels]
+        return replace(
+            self,
+            train_images=self.train_images[train >= 0],
+            train_labels=train[train >= 0],
+            test_images=self.test_images[test >= 0],
+            test_labels=test[test >= 0],
+            class_names=tuple(self.class_names[label] for label in classes),
+        )
 
 
 def class_order(classes: int | Sequence[int], order: int) -> list[int]:
