@@ -273,11 +273,32 @@ def test_networks_of_different_numbers_of_classes_share_compiled_code(images, tm
         assert result["accuracy"][0] > 60
 
 
+def cosines_with_the_past(recipe: Recipe, images: ResidentImages, folder) -> tuple[list[float], list[float]]:
+    """The least cosine of each batch's gradient with those of the earlier tasks, before and after GEM changes it."""
+    run = StreamRun(recipe, images, folder)
+    constrain, before, after = run.method.trainer.constrain, [], []
+
+    def least_cosine(update) -> float:
+        gradient = update.gradient.clone()
+        past = run.method._gradients_of_the_past(update)
+        return float(torch.nn.functional.cosine_similarity(past, gradient[None]).min())
+
+    def checked(update):
+        if run.method.network.classes > recipe.run.classes_per_step:
+            before.append(least_cosine(update))
+            constrain(update)
+            after.append(least_cosine(update))
+
+    run.method.trainer.constrain = checked
+    run()
+    return before, after
+
+
 def test_gem_projects_its_gradients_alike_captured_and_eager(images, tmp_path):
     recipe = replace(
         RECIPE,
         method="gem",
-        training=Schedule(2, 0.02),
+        training=Schedule(2, 0.005),
         memory=Budget("per-step", 16, "random"),
         augmentation=Augmentation("none"),
         optimizer=Optimizer(batch_size=16, momentum=0.0, weight_decay=0.0, noise_eta=0.0),
@@ -287,6 +308,11 @@ def test_gem_projects_its_gradients_alike_captured_and_eager(images, tmp_path):
     np.testing.assert_allclose(fast[:6], eager[:6], rtol=0.05)
     assert fast_result["image_passes"] == eager_result["image_passes"]
     assert abs(fast_result["task_aware_accuracy"][-1] - eager_result["task_aware_accuracy"][-1]) < 12
+    for engine in ("fast", "eager"):
+        before, after = cosines_with_the_past(replace(recipe, engine=engine), images, tmp_path / f"again-{engine}")
+        assert len(before) == 2 * 2 * 8  # steps, epochs, batches
+        assert min(before) < -0.03
+        assert min(after) > -0.01
     together = run_many(
         [StreamRun(replace(recipe, run=replace(recipe.run, seed=seed)), images, tmp_path) for seed in (0, 1)]
     )
