@@ -281,6 +281,18 @@ def test_a_model_folder_that_cannot_be_made_is_one_line(
     command("learn", tmp_path / "model", folder, *TINY).refused(str(tmp_path / "model"), os.strerror(code))
 
 
+def test_a_disk_that_is_full_from_the_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, write = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2}), Path.write_text
+
+    def full(file: Path, text: str) -> int:
+        write(file, "")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    command("learn", tmp_path / "model", folder, *TINY).refused(os.strerror(errno.ENOSPC))
+    assert not (tmp_path / "model").exists()
+
+
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC])
 def test_a_model_that_cannot_be_written_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int

@@ -279,7 +279,7 @@ def test_saving_again_removes_the_files_of_the_older_version_and_of_dead_writers
     old = set(named_files(folder))
     (folder / ".tmp-dead").write_bytes(b"half")
     (folder / "memory" / "0000-cat" / ".tmp-dead").write_bytes(b"half")
-    newer.save(folder)
+    newer.save(folder, keep=0)
     assert set(all_files(folder)) == {*named_files(folder), "manifest.json", ".lock"}
     assert old - set(named_files(folder)), "something had to be removed"
     assert state_of(load(folder)) == state_of(newer)
@@ -287,7 +287,7 @@ def test_saving_again_removes_the_files_of_the_older_version_and_of_dead_writers
 
 def test_a_class_without_exemplars_leaves_no_empty_folder(folder: Path) -> None:
     learner = tiny_learner(method="finetune").partial_fit(*examples({"cat": 3}))
-    learner.save(folder)
+    learner.save(folder, keep=0)
     assert set(all_files(folder)) == {*named_files(folder), "manifest.json", ".lock"}
     assert not list(folder.glob("memory/*"))
     assert state_of(load(folder)) == state_of(learner)
@@ -301,6 +301,29 @@ def test_saving_the_same_model_again_rewrites_no_data_file(folder: Path, older: 
     before = data()
     older.save(folder)
     assert data() == before
+
+
+def test_a_saved_step_can_be_undone_and_saving_it_twice_is_no_step(
+    folder: Path, older: Learner, newer: Learner
+) -> None:
+    newer.save(folder)
+    newer.save(folder)
+    assert len(checkpoint.earlier_versions(folder)) == 1
+    checkpoint.undo(folder)
+    assert state_of(load(folder)) == state_of(older)
+    refused(lambda: checkpoint.undo(folder), "no version to go back to")
+
+
+def test_a_damaged_manifest_is_replaced_by_saving(folder: Path, older: Learner) -> None:
+    (folder / "manifest.json").write_text("{")
+    older.save(folder)
+    assert state_of(load(folder)) == state_of(older)
+    assert not checkpoint.earlier_versions(folder)
+
+
+@pytest.mark.parametrize("keep", [-1, 1.5, "3", None])
+def test_a_number_of_versions_is_a_number(folder: Path, older: Learner, keep: object) -> None:
+    refused(lambda: older.save(folder, keep), "keep must be a whole number", repr(keep))
 
 
 @pytest.mark.parametrize("place", ["notes.txt", "more/notes.txt", "memory/notes.txt", "memory/0000-cat/notes.txt"])
@@ -573,7 +596,7 @@ def test_a_crash_at_any_write_leaves_the_last_complete_model(
         assert state_of(loaded) == states[complete]
         if not complete:
             assert np.array_equal(loaded.predict_proba(IMAGES), answers)
-        newer.save(copied)
+        newer.save(copied, keep=0)
         assert state_of(load(copied)) == states[True]
         assert set(all_files(copied)) == {*named_files(copied), "manifest.json", ".lock"}
     assert at > 5, "weights, history, exemplars and manifest were each written"
@@ -761,7 +784,7 @@ def test_a_reader_whose_files_are_removed_by_a_writer_gets_the_new_model(
         current = (folder / "manifest.json").read_bytes()
         if len(manifests) <= times and current == manifests[-1]:
             model.reverse()
-            model[0].save(folder)
+            model[0].save(folder, keep=0)
             manifests.append((folder / "manifest.json").read_bytes())
         return read(path, entry)
 
@@ -780,11 +803,11 @@ def test_a_reader_is_not_misled_by_a_writer_that_goes_back_to_the_older_model(
         calls.append(entry["name"])
         if len(calls) > 1:
             return read(path, entry)
-        newer.save(folder)
+        newer.save(folder, keep=0)
         try:
             return read(path, entry)
         finally:
-            older.save(folder)
+            older.save(folder, keep=0)
 
     monkeypatch.setattr(checkpoint, "_read", meanwhile)
     assert state_of(load(folder)) == state_of(older)

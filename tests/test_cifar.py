@@ -193,8 +193,13 @@ def test_the_datasets_are_found_by_name(folder: Path) -> None:
     [("cifar10", "cifar100"), ("CIFAR100-vehicle", "cifar100-vehicles"), ("digit", "digits")],
 )
 def test_an_unknown_dataset_is_an_error_with_the_nearest_name(tmp_path: Path, name: str, nearest: str) -> None:
-    with pytest.raises(TreeringError, match=rf"{name}.*did you mean {nearest}\?; a dataset of your own is a folder"):
+    with pytest.raises(TreeringError, match=rf"{name}.*did you mean {nearest}\?; images of your own go into a folder"):
         data.load(name, tmp_path)
+
+
+def test_a_missing_dataset_of_the_paper_is_not_taken_for_another(tmp_path: Path) -> None:
+    with pytest.raises(TreeringError, match="no dataset imagenet100; images of your own go into a folder"):
+        data.load("imagenet100", tmp_path)
 
 
 def test_a_dataset_with_no_near_name_is_answered_with_all_names(tmp_path: Path) -> None:

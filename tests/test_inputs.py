@@ -5,17 +5,20 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import SIDE, examples, images_of, state_of, tiny_learner
+from conftest import RECIPE, SIDE, examples, images_of, state_of, tiny_learner
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from treering import Budget, Learner, Recipe, TreeringError, inputs
+from treering.recipe import Run
 
 LABELS = ["cat", "dog", "cat", "dog"]
 IMAGES = images_of(LABELS)
@@ -135,11 +138,21 @@ def test_floats_of_every_grey_level_become_that_level_again() -> None:
 def test_a_palette_image_is_not_mistaken_for_a_grey_one() -> None:
     red = Image.new("P", (SIDE, SIDE))
     red.putpalette([200, 10, 10])
-    try:
-        pixels = inputs.as_images([red])
-    except TreeringError:
-        return
-    assert pixels[0, :, 0, 0].tolist() == [200, 10, 10]
+    assert inputs.as_images([red])[0, :, 0, 0].tolist() == [200, 10, 10]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "CMYK", "YCbCr", "HSV"])
+def test_pil_images_of_every_kind_become_the_colours_they_show(mode: str) -> None:
+    red = Image.new("RGB", (SIDE, SIDE), (200, 10, 10))
+    found = inputs.as_images([red.convert(mode)])[0].float().mean((1, 2))
+    assert (found - torch.tensor([200.0, 10.0, 10.0])).abs().max() < 4
+
+
+def test_pil_images_are_transparent_on_white_and_upright_as_files_are() -> None:
+    assert inputs.as_images([Image.new("RGBA", (SIDE, SIDE), (9, 9, 9, 0))]).unique().tolist() == [255]
+    image = Image.fromarray(IMAGES[0])
+    image.getexif()[0x0112] = 6  # to be turned a quarter clockwise
+    assert np.array_equal(inputs.as_images([image])[0].movedim(0, -1).numpy(), np.rot90(IMAGES[0], -1))
 
 
 def test_images_are_not_changed_by_being_read() -> None:
@@ -244,7 +257,6 @@ BAD_IMAGES: dict[str, tuple[Any, str]] = {
     "two channels": (IMAGES[..., :2], "not 2"),
     "four channels": (np.concatenate([IMAGES, GREY], 3), "not 4"),
     "a tensor with the channels last": (torch.from_numpy(IMAGES), "not 8"),
-    "PIL images with transparency": ([Image.new("RGBA", (8, 8))] * 4, "not 4"),
     "an array of int64": (IMAGES.astype(np.int64), "int64"),
     "an array of uint16": (IMAGES.astype(np.uint16), "uint16"),
     "an array of bool": (IMAGES > 100, "bool"),
@@ -255,7 +267,7 @@ BAD_IMAGES: dict[str, tuple[Any, str]] = {
     "a list of nested lists": (IMAGES.tolist(), "int64"),
     "an array of objects": (np.array([None] * 4, dtype=object), "object"),
     "an array of texts": (np.array(["a.png"] * 4), "<U5"),
-    "a list of file names": (["a.png"] * 4, "<U5"),
+    "a list of file names": (["a.png"] * 4, "a.png cannot be read: No such file"),
     "NaN": (with_value(np.nan), "image 1 holds NaN or infinity"),
     "infinity": (with_value(np.inf), "image 1 holds NaN or infinity"),
     "minus infinity": (with_value(-np.inf), "image 1 holds NaN or infinity"),
@@ -275,6 +287,8 @@ BAD_LABELS: dict[str, tuple[Any, str]] = {
     "no label in a list": ([], "4 images but 0 labels"),
     "one text for all": ("cats", "'cats'"),
     "one number for all": (7, "7"),
+    "a set, which has no order": ({"cat", "dog", "owl", "ant"}, "must be a sequence"),
+    "a dictionary": (dict.fromkeys(["cat", "dog", "owl", "ant"]), "must be a sequence"),
     "an array without dimensions": (np.array(7), "()"),
     "an array of two dimensions": (np.array(LABELS)[:, None], "(4, 1)"),
     "a tensor of two dimensions": (torch.zeros(2, 2, dtype=torch.long), "(2, 2)"),
@@ -443,6 +457,36 @@ def test_a_learner_that_refused_its_first_images_can_learn_others(fitted: Learne
     assert state_of(learner.partial_fit(*examples({"cat": 4, "dog": 4}))) == state_of(fitted)
 
 
+# Names of files.
+
+
+@pytest.fixture
+def file_names(tmp_path: Path) -> list[str]:
+    names = [str(tmp_path / f"{number}.png") for number in range(4)]
+    for name, image in zip(names, IMAGES, strict=True):
+        Image.fromarray(image).save(name)
+    return names
+
+
+def test_names_of_files_stand_for_their_images(fitted: Learner, file_names: list[str]) -> None:
+    wanted = fitted.predict_proba(IMAGES)
+    assert np.array_equal(fitted.predict_proba(file_names), wanted)
+    assert np.array_equal(fitted.predict_proba(tuple(map(Path, file_names))), wanted)
+    assert np.allclose(fitted.predict_proba(file_names[0]), wanted[:1], atol=1e-6)
+    assert fitted.score(file_names, LABELS) == fitted.score(IMAGES, LABELS)
+    small = replace(RECIPE, run=Run(image_size=SIDE))
+    taught = [tiny_learner().set_params(recipe=small).partial_fit(given, LABELS) for given in (file_names, IMAGES)]
+    assert state_of(taught[0]) == state_of(taught[1])
+
+
+def test_a_folder_of_classes_can_be_scored(fitted: Learner, tmp_path: Path) -> None:
+    for number, (name, image) in enumerate(zip(LABELS, IMAGES, strict=True)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        Image.fromarray(image).save(tmp_path / name / f"{number}.png")
+    assert fitted.score(tmp_path) == fitted.score(IMAGES, LABELS)
+    rejected(fitted, lambda learner: learner.predict(tmp_path), f"{tmp_path} is a folder")
+
+
 # Iterators of batches.
 
 
@@ -481,12 +525,16 @@ def test_batches_are_taken_one_at_a_time() -> None:
     assert (len(pixels), len(labels), len(alive)) == (20, 20, 5)
 
 
-def test_a_data_loader_gives_batches() -> None:
+def test_a_data_loader_gives_batches(fitted: Learner) -> None:
     items = [(image, number) for number, image in enumerate(channels_first(IMAGES))]
     loader = DataLoader(Pairs(items), batch_size=3)
     pixels, labels = inputs.as_examples(iter(loader), None)
     assert labels == [0, 1, 2, 3]
     assert torch.equal(inputs.as_images(pixels), channels_first(IMAGES))
+    assert np.array_equal(fitted.predict_proba(loader), fitted.predict_proba(IMAGES))
+    without_labels = DataLoader(Pairs(list(channels_first(IMAGES))), batch_size=3)
+    assert np.array_equal(fitted.predict_proba(without_labels), fitted.predict_proba(IMAGES))
+    rejected(fitted, lambda learner: learner.predict(iter(())), "no images")
 
 
 @pytest.mark.parametrize("sizes", [(8,), (3, 5), (1,) * 8], ids=str)

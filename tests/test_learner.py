@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import hashlib
 import pickle
@@ -334,6 +335,53 @@ def test_scikit_learns_clone_has_the_parameters_and_has_learnt_nothing(two_steps
     assert state_of(copied.partial_fit(*given)) == state_of(tiny_learner().partial_fit(*given))
 
 
+def test_scikit_learns_tools_take_it_for_a_classifier() -> None:
+    base, selection = pytest.importorskip("sklearn.base"), pytest.importorskip("sklearn.model_selection")
+    validation = pytest.importorskip("sklearn.utils.validation")
+    images, labels = examples({"cat": 9, "dog": 9})
+    learner = tiny_learner(**LONG)
+    assert base.is_classifier(learner)
+    with pytest.raises(validation.NotFittedError):
+        validation.check_is_fitted(learner)
+    scores = selection.cross_val_score(learner, images, labels, cv=3)
+    assert scores.mean() > 0.9
+    validation.check_is_fitted(learner.fit(images, labels))
+
+
+def test_fit_forgets_what_was_learnt_before_unless_it_fails(two_steps: Learner) -> None:
+    learner, given = copy.deepcopy(two_steps), examples({"ant": 5, "bee": 5})
+    before = state_of(learner)
+    with pytest.raises(TreeringError, match="labels are missing"):
+        learner.fit(given[0])
+    assert state_of(learner) == before
+    assert learner.fit(*given) is learner
+    assert state_of(learner) == state_of(tiny_learner().partial_fit(*given))
+
+
+def test_the_size_of_the_memory_can_be_changed_at_any_time() -> None:
+    first, second, third = (examples(dict.fromkeys(names, 6)) for names in (("a", "b"), ("c", "d"), ("e", "f")))
+    learner = tiny_learner(memory=2).partial_fit(*first)
+    with pytest.raises(TreeringError, match="set memory to at least 4"):
+        learner.partial_fit(*second)
+    learner.set_params(memory=12).partial_fit(*second)
+    assert {name: len(part) for name, part in learner.exemplars_.items()} == {"a": 1, "b": 1, "c": 3, "d": 3}
+    learner.set_params(memory=Budget("total", 6)).partial_fit(*third)
+    assert [len(part) for part in learner.exemplars_.values()] == [1] * 6
+    assert learner.resolved_recipe().memory == Budget("total", 6)
+    before = state_of(learner)
+    with pytest.raises(TreeringError, match=r"only the size can be changed: give Budget\('total', 9, 'herding'\)"):
+        learner.set_params(memory=Budget("per-class", 9)).partial_fit(*third)
+    assert state_of(learner) == before
+
+
+def test_images_that_come_again_do_not_fill_the_memory_with_copies() -> None:
+    images, labels = examples({"a": 6, "b": 6})
+    learner = tiny_learner(memory=20).partial_fit(images, labels)
+    learner.partial_fit(images, labels)
+    for part in learner.exemplars_.values():
+        assert len(part) == len(set(kept(part))) == 6
+
+
 def test_the_defaults_are_the_papers_recipe() -> None:
     assert Learner().resolved_recipe() == Recipe()
 
@@ -642,7 +690,13 @@ def test_a_backbone_that_differs_in_training_is_refused(kind: str) -> None:
         Learner(backbone=Fickle(kind)).partial_fit(*examples({"cat": 2, "dog": 2}))
 
 
-def test_a_gpu_other_than_the_first_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_or_not_the_first_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(
+            TreeringError, match="'cuda' cannot be used here \\(it has no GPU\\): choose auto, cpu or cuda"
+        ):
+            methods.find_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "Generator", lambda device: None)  # as if there were two
     assert methods.find_device("cuda:0") == torch.device("cuda:0")
     with pytest.raises(TreeringError, match="'cuda:1': treering trains on the first GPU; CUDA_VISIBLE_DEVICES"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,7 +118,7 @@ def test_a_validation_folder_measures_and_nothing_is_held_out(tmp_path: Path) ->
 
 
 def test_settings_of_a_model_cannot_be_changed_later(place: Path) -> None:
-    for more in (["--backbone", "resnet18"], ["--memory", 5], ["--set", "training.epochs=2"]):
+    for more in (["--backbone", "resnet18"], ["--set", "memory.held_out=0"], ["--set", "training.epochs=2"]):
         command("learn", place / "model", place / "second", *more).refused("is a model already")
 
 
@@ -126,6 +128,35 @@ def test_photos_cannot_be_added_to_a_model_of_numbers(tmp_path: Path) -> None:
     tiny_learner(backbone="small").partial_fit(*examples({1: 4, 2: 4})).save(tmp_path / "model")
     photos = write_photos(tmp_path / "photos", {"cat": 2})
     command("learn", tmp_path / "model", photos, "--device", "cpu").refused("are numbers")
+
+
+def test_copies_and_images_in_two_classes_are_printed(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "first" / "cat", tmp_path / "again" / "cat")
+    shutil.copytree(place / "first" / "cat", tmp_path / "again" / "lynx")
+    done = command("learn", place / "model", tmp_path / "again", "--dry-run", "--device", "cpu")
+    assert "In two classes, as cat and lynx, so not to be told apart: 12 images." in done.out
+    assert re.search(r"Left out: \d+ copies of images that it holds out or keeps already\.", done.out)
+
+
+def test_a_folder_with_train_and_val_is_not_two_classes(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        write_photos(tmp_path / "birds" / part, {"cat": 3, "dog": 3})
+    refusal = f"{tmp_path / 'birds'} has the folders train and val, not classes: give {tmp_path / 'birds' / 'train'}"
+    command("learn", tmp_path / "model", tmp_path / "birds", *TINY).refused(refusal)
+    write_photos(tmp_path / "birds", {"bus": 3})
+    assert command("learn", tmp_path / "model", tmp_path / "birds", "--dry-run", *TINY).code == 0
+
+
+def test_a_model_is_not_a_folder_of_images(place: Path, tmp_path: Path) -> None:
+    command("learn", tmp_path / "model", place / "model", *TINY).refused(f"{place / 'model'} is a model")
+    command("evaluate", place / "model", place / "model").refused(f"{place / 'model'} is a model")
+
+
+def test_a_model_whose_first_step_is_not_learnt_yet_says_so(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / ".learning").touch()
+    for name in ("info", "undo"):
+        command(name, tmp_path / "model").refused("has not learnt its first step yet")
 
 
 # predict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,77 @@ def test_settings_of_a_model_are_settled_when_it_is_made(tmp_path: Path, first: 
     path = tmp_path / "model"
     learn(path, first)
     before = all_files(path)
-    for settings in ({"backbone": "resnet32"}, {"memory": 4}, {"changes": ["training.epochs=1"]}):
-        with pytest.raises(TreeringError, match="is a model already"):
+    for settings in ({"backbone": "resnet32"}, {"changes": ["memory.kind=total"]}, {"changes": ["training.epochs=1"]}):
+        with pytest.raises(TreeringError, match="is a model already: of its settings only --memory"):
             learn(path, second, **settings)
     assert all_files(path) == before
+
+
+@pytest.mark.parametrize("settings", [{"memory": 8}, {"changes": ["memory.size=8"]}], ids=str)
+def test_the_size_of_the_memory_can_be_changed_with_every_step(
+    tmp_path: Path, first: Path, second: Path, settings: dict[str, Any]
+) -> None:
+    path = tmp_path / "model"
+    learn(path, first)
+    before = load(path).resolved_recipe()
+    learn(path, second, **settings)
+    learner = load(path)
+    assert learner.resolved_recipe() == replace(before, memory=replace(before.memory, size=8))
+    quota = learner.resolved_recipe().memory.quota(3)
+    assert len(learner.exemplars_["owl"]) == min(quota, 7) > before.memory.quota(3)
+
+
+@pytest.mark.parametrize("change", ["run.seed=5", "run.order=1", "run.dataset=birds"])
+def test_settings_of_runs_are_refused(tmp_path: Path, first: Path, change: str) -> None:
+    with pytest.raises(TreeringError, match=r"only run\.image_size counts here; --seed"):
+        learn(tmp_path / "model", first, changes=[*CHANGES, change])
+
+
+def test_validation_images_that_are_learnt_from_are_left_out(
+    tmp_path: Path, first: Path, second: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model"
+    with pytest.raises(TreeringError, match="learns from every image of the validation folder"):
+        learn(path, first, validation=first)
+    assert not path.exists()
+    outcome = learn(path, first, validation=second)
+    assert (outcome.images, caplog.text) == (SECOND["cat"], "")
+    Image.fromarray(load(path).exemplars_["cat"][0]).save(second / "cat" / "kept.png")
+    shutil.copy(next((first / "dog").iterdir()), second / "owl" / "dog.jpg")
+    fresh = make_folder(tmp_path / "fresh", {"ant": 6, "owl": 6}, seed=2)
+    shutil.copy(second / "owl" / "dog.jpg", fresh / "ant" / "dog.jpg")
+    outcome = learn(path, fresh, validation=second)
+    assert outcome.images == SECOND["cat"] + SECOND["owl"]
+    assert "2 of the images for validation are left out: the model learns from them" in caplog.text
+
+
+def test_partial_fit_does_not_train_on_held_out_images(
+    tmp_path: Path, first: Path, trained: set[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    learn(tmp_path / "model", first)
+    learner = load(tmp_path / "model")
+    secret = {image for part in held_out_of(learner).values() for image in part}
+    trained.clear()
+    learner.partial_fit(first)
+    assert trained
+    assert not trained & secret
+    assert f"{len(secret)} of the images are left out: they are held out of training" in caplog.text
+    held_out = torch.cat(list(learner.learnt_model().held_out.values()))
+    with pytest.raises(TreeringError, match="all images are held out of training"):
+        learner.partial_fit(held_out, ["cat"] * len(held_out))
+
+
+def test_copies_and_images_in_two_classes_are_told(tmp_path: Path, first: Path) -> None:
+    learn(tmp_path / "model", first)
+    again = tmp_path / "again"
+    shutil.copytree(first, again)
+    shutil.copytree(again / "cat", again / "lynx")
+    plan = planned(tmp_path / "model", again)
+    known = load(tmp_path / "model")
+    images = sum(len(part) for part in (*known.exemplars_.values(), *held_out_of(known).values()))
+    secret_cats = len(held_out_of(known)["cat"])
+    assert plan.copies == images + secret_cats + plan.held_out, "also the lynxes that are held-out cats, or cats"
+    assert plan.in_two_classes == [("cat", "lynx")] * FIRST["cat"]
 
 
 def test_a_first_step_needs_two_classes_and_a_later_one_does_not(tmp_path: Path, first: Path) -> None:
@@ -222,11 +290,10 @@ def test_a_class_of_copies_of_one_photo_is_learnt(tmp_path: Path, first: Path) -
 def test_a_class_of_held_out_images_of_others_is_refused(tmp_path: Path, first: Path, second: Path) -> None:
     path = tmp_path / "model"
     learn(path, first)
-    digests = {digest for part in load(path).learnt_model().held_out.values() for digest in map(photos._digest, part)}
+    secret = {image for part in load(path).learnt_model().held_out.values() for image in kept(part)}
     (second / "relabelled").mkdir()
     for file in first.rglob("*.jpg"):
-        pixels = torch.from_numpy(read(file, SIDE).copy()).movedim(-1, 0).contiguous()
-        if photos._digest(pixels) in digests:
+        if kept(np.stack([read(file, SIDE)]))[0] in secret:
             shutil.copy(file, second / "relabelled" / file.name)
     with pytest.raises(TreeringError, match="every image of relabelled is held out already"):
         learn(path, second)

@@ -670,6 +670,23 @@ def test_a_run_on_other_images_of_the_same_name_starts_anew(
         case.start("results")()
 
 
+@pytest.mark.parametrize("part", ["train_images", "train_labels", "test_images", "test_labels"])
+def test_one_pixel_or_label_tells_other_images(tmp_path: Path, part: str) -> None:
+    images = tiny_images()
+    result = StreamRun(TINY, images, tmp_path)()
+    assert StreamRun(TINY, tiny_images(), tmp_path)() == result
+    changed = getattr(images, part).clone()
+    changed.view(-1)[0] = (changed.view(-1)[0] + 1) % len(images.class_names)
+    with pytest.raises(TreeringError, match="holds a run on other images"):
+        StreamRun(TINY, replace(images, **{part: changed}), tmp_path)()
+
+
+def test_a_share_of_the_memory_for_held_out_images_is_refused(tmp_path: Path) -> None:
+    recipe = replace(TINY, memory=replace(TINY.memory, held_out=0.5))
+    with pytest.raises(TreeringError, match=r"memory\.held_out is for `treering learn`"):
+        StreamRun(recipe, tiny_images(), tmp_path)
+
+
 def test_a_memory_that_is_too_small_for_the_last_step_is_refused_before_any_training(tmp_path: Path) -> None:
     with pytest.raises(TreeringError, match="cannot hold 6 classes"):
         StreamRun(replace(TINY, memory=Budget(size=5)), tiny_images(), tmp_path)

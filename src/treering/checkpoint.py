@@ -71,8 +71,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         _make_folder(path)
         with filelock.FileLock(path / ".lock", timeout=0):
-            (path / ".writer").write_text(json.dumps({"process": os.getpid(), "since": _now()}))
             try:
+                (path / ".writer").write_text(json.dumps({"process": os.getpid(), "since": _now()}))
                 yield
             finally:
                 (path / ".writer").unlink(missing_ok=True)
@@ -97,16 +97,13 @@ def _writer(path: Path) -> str:
         return "another process"
 
 
-def save(model: Model, path: Path, keep: int | None = None) -> None:
-    """Write `model` as the folder's new content.
-
-    The last `keep` versions stay for `undo`; None keeps those that are there, without the one that is replaced.
-    """
+def save(model: Model, path: Path, keep: int = KEEP) -> None:
+    """Write `model` as the folder's new content; the last `keep` versions stay for `undo`."""
     with writing(path):
         replace(model, path, keep)
 
 
-def replace(model: Model, path: Path, keep: int | None) -> None:
+def replace(model: Model, path: Path, keep: int) -> None:
     """`save` for who is `writing` already."""
     method = model.method
     unsaveable = next((label for label in model.classes if type(label) not in SAVEABLE), None)
@@ -130,7 +127,7 @@ def replace(model: Model, path: Path, keep: int | None) -> None:
         "saved": datetime.now(UTC).isoformat(),
         "versions": _versions(),
     }
-    if keep and (path / "manifest.json").exists():
+    if keep and _replaces_another(path, entries):
         current, earlier = (path / "manifest.json").read_bytes(), earlier_versions(path)
         if not earlier or earlier[-1].read_bytes() != current:  # it is there already if a writer was killed just then
             (path / "previous").mkdir(exist_ok=True)
@@ -138,6 +135,14 @@ def replace(model: Model, path: Path, keep: int | None) -> None:
             files.write(path / "previous" / f"{number:04d}.json", current)
     files.write(path / "manifest.json", _sealed(manifest))
     _clean(path, keep)
+
+
+def _replaces_another(path: Path, entries: dict[str, Any]) -> bool:
+    """Whether the folder holds a sound model of other files than `entries`."""
+    try:
+        return bool(read_manifest(path)["files"] != entries)
+    except TreeringError:
+        return False
 
 
 def undo(path: Path) -> None:
@@ -313,6 +318,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except NotADirectoryError:
         raise TreeringError(f"{path} is a file, not a model folder") from None
     except FileNotFoundError:
+        if (path / ".learning").exists() or (path / ".writer").exists():
+            raise TreeringError(
+                f"{path} has not learnt its first step yet: `treering learn` begins or goes on"
+            ) from None
         what = "has no manifest.json: it is not a treering model folder" if path.is_dir() else "does not exist"
         raise TreeringError(f"{path} {what}; give the folder that a learner was saved to") from None
     except OSError as error:

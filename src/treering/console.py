@@ -46,6 +46,14 @@ class Printer:
             self.line(f"  {name}: {_images(count)}{'' if count > 1 else ' only: give more, if you can'}")
         self.rest(len(plan.new) + len(plan.known))
         self.skipped(plan.skipped)
+        if plan.copies:
+            self.line(f"Left out: {plan.copies} copies of images that it holds out or keeps already.")
+        if plan.in_two_classes:
+            first, second = plan.in_two_classes[0]
+            self.line(
+                f"In two classes, as {first} and {second}, so not to be told apart: "
+                f"{_images(len(plan.in_two_classes))}."
+            )
         per = "each class" if budget.kind == "per-class" else "all classes together"
         self.line(f"It keeps at most {budget.size} images of {per}, held-out ones included.")
         if plan.held_out:

@@ -27,6 +27,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 WORKERS = min(8, os.cpu_count() or 1)
 """Files decoded at the same time: each may be a large photo."""
 BACK = "a link back to a folder already read"
+TEST_FOLDERS = ("val", "test", "validation")
+"""What people call the folder of test images beside the one called train."""
 CLUTTER = ("Thumbs.db", "desktop.ini")
 """Files that systems leave in folders; they and hidden files go without saying."""
 AT_ONCE = 256
@@ -59,7 +61,7 @@ def read(path: Path, size: int) -> np.ndarray:
             raise UnreadableError("empty file")
         with Image.open(path, formats=FORMATS) as image:
             image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-            return np.asarray(_square(_opaque(_upright(image)), size))
+            return np.asarray(_square(opaque(upright(image)), size))
     except (UnreadableError, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -72,7 +74,7 @@ def read(path: Path, size: int) -> np.ndarray:
         raise UnreadableError(f"damaged image ({str(error) or type(error).__name__})") from None
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image) -> Image.Image:
     """Turned as the camera says."""
     image.load()
     try:
@@ -81,8 +83,8 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _opaque(image: Image.Image) -> Image.Image:
-    """In RGB."""
+def opaque(image: Image.Image) -> Image.Image:
+    """In RGB, on white where it is transparent."""
     if image.mode == "I" or image.mode.startswith("I;16"):  # grey, 16 bits
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
@@ -119,6 +121,8 @@ def scan(folder: Path) -> ImageFolder:
         raise TreeringError(f"{folder} is a file: give a folder with one folder of images per class") from None
     except OSError as error:
         raise TreeringError(f"cannot read {folder}: {error.strerror}") from None
+    if is_model(folder):
+        raise TreeringError(f"{folder} is a model: give a folder with one folder of images per class")
     loose = []
     for entry in entries:
         path = Path(entry.path)
@@ -126,7 +130,7 @@ def scan(folder: Path) -> ImageFolder:
             loose += [] if is_clutter(path) else [path]
         elif entry.name.startswith("."):
             found.skipped.append((path, "hidden folder"))
-        elif files.exists(path / "manifest.json") and files.is_folder(path / "memory"):
+        elif is_model(path):
             found.skipped.append((path, "a model, not a class"))
         else:
             own = sorted(_files(path, found.skipped))
@@ -138,8 +142,17 @@ def scan(folder: Path) -> ImageFolder:
     if not found.classes:
         what = f"holds {len(loose)} files but no class folders" if loose else "has no class folders with images"
         raise TreeringError(f"{folder} {what}: put the images of each class into a folder of their own")
+    if "train" in found.classes and len(found.classes) > 1 and found.classes.keys() <= {"train", *TEST_FOLDERS}:
+        raise TreeringError(
+            f"{folder} has the folders {' and '.join(found.classes)}, not classes: give {folder / 'train'}"
+        )
     found.skipped += [(path, "not in a class folder") for path in loose]
     return found
+
+
+def is_model(folder: Path) -> bool:
+    """Whether it is a model folder rather than one of images."""
+    return files.exists(folder / "manifest.json") and files.is_folder(folder / "memory")
 
 
 def files_below(folder: Path) -> list[Path]:

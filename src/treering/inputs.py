@@ -8,15 +8,17 @@ one size, a torch Dataset of (image, label), or an iterator of batches (images, 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from treering.errors import TreeringError
+from treering.images import opaque, upright
 from treering.pixels import Images, PixelFile, StoredImages
 
 
@@ -64,7 +66,7 @@ def _from_batches(batches: Iterator[Any]) -> tuple[Images, list[Hashable]]:
 
 
 def as_images(images: Any) -> Tensor:
-    """Images as uint8 N x C x H x W."""
+    """Images as uint8 N x C x H x W; labels that a Dataset or an iterator of batches brings are left out."""
     if isinstance(images, StoredImages):
         return images.tensor()
     if isinstance(images, Dataset):
@@ -78,6 +80,9 @@ def as_images(images: Any) -> Tensor:
         pixels = pixels[:, None] if pixels.ndim == 3 else pixels.movedim(-1, 1) if pixels.ndim == 4 else pixels
     elif isinstance(images, Sequence | np.ndarray):
         return _stacked([_one_image(image) for image in images])
+    elif isinstance(images, Iterable) and not isinstance(images, Set | Mapping):
+        parts = [as_images(_without_labels(batch)) for batch in images]
+        return _stacked([image for part in parts for image in part])
     else:
         raise TreeringError(
             f"images must be an array, a tensor, a sequence or a torch Dataset, not {type(images).__name__}"
@@ -85,9 +90,14 @@ def as_images(images: Any) -> Tensor:
     return _checked(pixels)
 
 
+def _without_labels(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+
+
 def as_labels(labels: Any) -> list[Hashable]:
     """Labels as plain Python values, all of one type."""
-    if isinstance(labels, str | bytes) or not (isinstance(labels, Iterable) or hasattr(labels, "tolist")):
+    no_sequence = isinstance(labels, str | bytes | Set | Mapping)
+    if no_sequence or not (isinstance(labels, Iterable) or hasattr(labels, "tolist")):
         raise TreeringError(f"labels must be a sequence with one label per image, not {labels!r}")
     if hasattr(labels, "ndim") and labels.ndim != 1:
         raise TreeringError(f"labels must have one dimension, not shape {tuple(labels.shape)}")
@@ -137,8 +147,9 @@ def _one_image(image: Any) -> Tensor:
     if isinstance(image, Tensor):
         pixels = image.detach().cpu()
         return pixels[None] if pixels.ndim == 2 else pixels
-    if getattr(image, "mode", None) == "P":  # a palette of PIL's: the array would hold its indices
-        image = image.convert("RGB")
+    if isinstance(image, PIL.Image.Image):
+        image = upright(image)
+        image = image if image.mode in ("L", "F") else opaque(image)
     try:
         array = np.asarray(image)
     except (TypeError, ValueError) as error:

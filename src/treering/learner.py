@@ -28,7 +28,7 @@ from treering import images as image_files
 from treering.errors import TreeringError
 from treering.methods.base import Step
 from treering.model import Model
-from treering.pixels import Images
+from treering.pixels import Images, digests
 from treering.recipe import Budget, Recipe
 from treering.trainer import EpochReport, InFlight, do_nothing
 
@@ -91,7 +91,7 @@ class Learner:
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: Any) -> Learner:
-        """Change constructor arguments; what is already learnt keeps those it was learnt with."""
+        """Change constructor arguments; a learner that has learnt takes up a new size of its memory only."""
         for name, value in params.items():
             if name not in self.get_params():
                 raise TreeringError(f"unknown parameter {name}; valid: {', '.join(self.get_params())}")
@@ -120,22 +120,65 @@ class Learner:
     def partial_fit(self, images: Any, labels: Any = None) -> Learner:
         """Learn one step: new classes get a new head, images of known classes strengthen those.
 
-        images: uint8 N x H x W (x 1 or 3), floating-point 0..1, a torch Dataset of (image, label), a folder with one
-        folder of images per class, or an iterator of batches (images, labels), which need not fit into memory. On an
-        error or an interruption the learner stays as it was before the call.
+        images: uint8 N x H x W (x 1 or 3), floating-point 0..1, names of image files, a torch Dataset of (image,
+        label), a folder with one folder of images per class, or an iterator of batches (images, labels), which need not
+        fit into memory. On an error or an interruption the learner stays as it was before the call.
         """
-        if isinstance(images, str | os.PathLike):
-            pixels, names = self._from_folder(Path(images), labels)
-        else:
-            pixels, names = inputs.as_examples(images, labels)
+        pixels, names = self._examples(images, labels)
+        if self._model and self._model.held_out:  # `treering learn` measures the accuracy on them
+            secret = set(digests(torch.cat(list(self._model.held_out.values()))))
+            free = [index for index, digest in enumerate(digests(pixels)) if digest not in secret]
+            if len(free) < len(names):
+                logger.warning("%d of the images are left out: they are held out of training", len(names) - len(free))
+                if not free:
+                    raise TreeringError("all images are held out of training, to measure the accuracy: give others")
+                pixels, names = pixels[torch.tensor(free)], [names[index] for index in free]
         self.learn(pixels, names)
         return self
+
+    def fit(self, images: Any, labels: Any = None) -> Learner:
+        """Forget everything, then learn one step: what scikit-learn's tools call, cross-validation for one."""
+        learnt, self._model = self._model, None
+        try:
+            return self.partial_fit(images, labels)
+        finally:
+            self._model = self._model or learnt
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._model is not None
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        return Tags("classifier", TargetTags(required=True), None, ClassifierTags(), None, InputTags())
+
+    def _examples(self, images: Any, labels: Any) -> tuple[Images, list[Hashable]]:
+        if isinstance(images, str | os.PathLike):
+            return self._from_folder(Path(images), labels)
+        return inputs.as_examples(self._opened(images), labels)
+
+    def _image_size(self) -> int:
+        """Side of the squares that image files are read as."""
+        return self._model.image_shape[1] if self._model else self.resolved_recipe().run.image_size
+
+    def _opened(self, images: Any) -> Any:
+        """The pixels, if `images` are names of image files; anything else as it is."""
+        if not isinstance(images, list | tuple) or not all(isinstance(one, str | os.PathLike) for one in images):
+            return images
+        size = self._image_size()
+        with image_files.decoding() as pool:
+            read = list(pool.map(lambda file: image_files.read_or_reason(Path(file), size), images))
+        for file, found in zip(images, read, strict=True):
+            if Path(file).is_dir():
+                raise TreeringError(f"{os.fspath(file)} is a folder: give names of image files")
+            if isinstance(found, str):
+                raise TreeringError(f"{os.fspath(file)} cannot be read: {found}")
+        return read
 
     def _from_folder(self, folder: Path, labels: Any) -> tuple[Images, list[Hashable]]:
         if labels is not None:
             raise TreeringError("a folder brings its own labels: leave the labels out")
-        size = self._model.image_shape[1] if self._model else self.resolved_recipe().run.image_size
-        loaded = image_files.load(image_files.scan(folder), size)
+        loaded = image_files.load(image_files.scan(folder), self._image_size())
         for path, reason in loaded.skipped:
             logger.warning("%s is left out: %s", path, reason)
         if not loaded.labels:
@@ -160,6 +203,8 @@ class Learner:
         column = {name: index for index, name in enumerate(model.classes + new)}
 
         method, number = model.method, len(model.history) + 1
+        if self._model:
+            method.resize_memory(self.resolved_recipe().memory.size)
         device = method.network.device
         inside = pixels.to(device) if isinstance(pixels, Tensor) else pixels
         step = Step(inside, torch.tensor([column[name] for name in names], device=device), len(new))
@@ -190,24 +235,26 @@ class Learner:
         return self.classes_[self.predict_proba(images).argmax(1)]
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """N x classes; columns follow `classes_`."""
+        """N x classes; columns follow `classes_`. Images as for `partial_fit`, or the name of an image file."""
         model = self.learnt_model()
         if model.method.network.classes != len(model.classes):
             raise TreeringError("a step is being learnt: predict when partial_fit has returned")
-        pixels = inputs.as_images(images)
+        pixels = inputs.as_images(self._opened([images] if isinstance(images, str | os.PathLike) else images))
         _check_shape(pixels, model)
         return model.method.probabilities(pixels).double().cpu().numpy()
 
     def score(self, images: Any, labels: Any = None) -> float:
         """The share of images whose predicted class is their label."""
         model = self.learnt_model()
-        pixels, names = inputs.as_examples(images, labels)
+        pixels, names = self._examples(images, labels)
         inputs.one_type(names, model.classes)
         predicted = self.predict(pixels)
         return float(np.mean([given == name for given, name in zip(predicted.tolist(), names, strict=True)]))
 
-    def save(self, folder: str | os.PathLike[str], keep: int | None = None) -> None:
+    def save(self, folder: str | os.PathLike[str], keep: int = checkpoint.KEEP) -> None:
         """Write a model folder, or a new version into one, atomically; the last `keep` versions stay for `undo`."""
+        if not isinstance(keep, Integral) or keep < 0:
+            raise TreeringError(f"keep must be a whole number, 0 or more, not {keep!r}")
         checkpoint.save(self.learnt_model(), Path(folder), keep)
 
     def evaluate(self, folder: str | os.PathLike[str]) -> Evaluation:
@@ -245,7 +292,14 @@ class Learner:
     def resolved_recipe(self) -> Recipe:
         """The recipe with the constructor's backbone and memory in it, or the one that was learnt with."""
         if self._model:
-            return self._model.method.recipe
+            learnt = self._model.method.recipe
+            budget, before = self._with_memory(learnt).memory, learnt.memory
+            if (budget.kind, budget.selection) != (before.kind, before.selection):
+                raise TreeringError(
+                    "of the memory of a learner that has learnt only the size can be changed: "
+                    f"give Budget({before.kind!r}, {budget.size}, {before.selection!r})"
+                )
+            return replace(learnt, memory=replace(before, size=budget.size))
         recipe = Recipe() if self.recipe is None else self.recipe
         if not isinstance(recipe, Recipe):
             raise TreeringError(f"recipe must be a Recipe (Recipe.find reads one by its name), not {recipe!r}")
@@ -255,13 +309,16 @@ class Learner:
             raise TreeringError(f"backbone must be a name or a torch.nn.Module, not {self.backbone!r}")
         if self.backbone is not None:
             recipe = replace(recipe, backbone=self.backbone if isinstance(self.backbone, str) else "custom")
+        return self._with_memory(recipe)
+
+    def _with_memory(self, recipe: Recipe) -> Recipe:
+        if self.memory is None:
+            return recipe
         if isinstance(self.memory, Budget):
-            recipe = replace(recipe, memory=self.memory)
-        elif self.memory is not None:
-            if not isinstance(self.memory, Integral) or isinstance(self.memory, bool):
-                raise TreeringError(f"memory must be a number of images or a Budget, not {self.memory!r}")
-            recipe = replace(recipe, memory=replace(recipe.memory, kind="total", size=int(self.memory), held_out=0.0))
-        return recipe
+            return replace(recipe, memory=self.memory)
+        if not isinstance(self.memory, Integral) or isinstance(self.memory, bool):
+            raise TreeringError(f"memory must be a number of images or a Budget, not {self.memory!r}")
+        return replace(recipe, memory=replace(recipe.memory, kind="total", size=int(self.memory), held_out=0.0))
 
     def _new_model(self, pixels: Images) -> Model:
         """A model that knows no class yet, for images like `pixels`, the first step's."""

@@ -22,7 +22,6 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
 
 from treering import checkpoint, files, images, in_flight, methods, pixels, speed
 from treering.errors import TreeringError
@@ -31,7 +30,7 @@ from treering.learner import Learner
 from treering.methods.base import StagePlan
 from treering.model import Model
 from treering.pixels import Images
-from treering.recipe import Recipe
+from treering.recipe import Recipe, Run
 from treering.trainer import EpochReport, InFlight
 
 logger = logging.getLogger(__name__)
@@ -60,6 +59,10 @@ class Plan:
     """Whether the accuracy is measured on a folder of the user's."""
     held_out: int = 0
     """Images that are kept out of training to measure the accuracy."""
+    copies: int = 0
+    """Images that are left out: copies of held-out ones or of exemplars."""
+    in_two_classes: Sequence[tuple[str, str]] = ()
+    """Two classes of each image that is in more than one."""
     seconds: float = 0.0
     """How long the training takes, about."""
     resumed: bool = False
@@ -137,7 +140,7 @@ def learn(
         loaded = images.load(found, size, disk, functools.partial(progress, "reading"))
         new = sorted(set(loaded.labels) - set(known))
         _require_classes(folder, loaded, known, new)
-        digests = [_digest(image) for part in loaded.images.split(256) for image in part]
+        digests = pixels.digests(loaded.images)
         files_now = _fingerprint(repr(loaded.labels), str(checks is None), *(digest.hex() for digest in digests))
 
         counts = Counter(loaded.labels)
@@ -153,7 +156,10 @@ def learn(
         quota = recipe.memory.held_out_quota(len(known) + len(new))
         measured, held_out, left_out = _held_out(loaded, digests, model, 0 if checks else quota)
         if checks:
-            measured = _validation(checks, size, disk, known + new)
+            exemplars = (
+                model.method.memory.contents()[0] if model and model.method.memory.exemplars else loaded.images[:0]
+            )
+            measured = _validation(checks, size, disk, known + new, {*digests, *pixels.digests(exemplars)})
         trained = sorted(set(range(len(loaded.labels))) - held_out - left_out)
         lost = set(new) - {loaded.labels[index] for index in trained}
         if lost:
@@ -164,13 +170,15 @@ def learn(
 
         manifest = path / "manifest.json"
         before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
-        fingerprint = _fingerprint(before_it, str(learner.seed), files_now)
+        fingerprint = _fingerprint(before_it, str(learner.seed), files_now, str(recipe.memory.size))
         resume = _unfinished(path, fingerprint)
         passes = _image_passes(model, recipe, names)
         side = recipe.augmentation.crop_size if recipe.augmentation.kind in ("photo", "twofold") else size
         # To distil, the network before the step sees each image too: about a third of the cost of training on it.
         seconds = passes / speed.images_per_second(recipe, (3, side, side), place) * (4 / 3 if known else 1)
-        tell(replace(plan, held_out=len(held_out), seconds=seconds, resumed=resume is not None))
+        doubts = _in_two_classes(loaded.labels, digests)
+        plan = replace(plan, held_out=len(held_out), copies=len(left_out), in_two_classes=doubts)
+        tell(replace(plan, seconds=seconds, resumed=resume is not None))
         if dry_run:
             return None
 
@@ -250,13 +258,16 @@ def _open(
     place = methods.find_device(device)
     if not files.exists(path / "manifest.json"):
         recipe = recipe_for(backbone or default_backbone(), place, memory).changed(changes)
+        if replace(recipe.run, image_size=Run().image_size) != Run():
+            raise TreeringError("of the settings of a run only run.image_size counts here; --seed sets the seed")
         return Learner(recipe=recipe, seed=seed, device=device)
     learner = Learner.load(path, device=device)
     recipe = learner.resolved_recipe()
     wanted = replace(recipe, backbone=backbone or recipe.backbone)
     wanted = replace(wanted, memory=replace(recipe.memory, size=memory or recipe.memory.size)).changed(changes)
-    if wanted != recipe:
-        raise TreeringError(f"{path} is a model already: its backbone, memory and settings cannot be changed any more")
+    if replace(wanted, memory=replace(wanted.memory, size=recipe.memory.size)) != recipe:
+        raise TreeringError(f"{path} is a model already: of its settings only --memory can still be changed")
+    learner.memory = wanted.memory
     if not all(isinstance(name, str) for name in learner.learnt_model().classes):
         raise TreeringError(f"the classes of {path} are numbers, so folders of images cannot be added to it")
     return learner
@@ -270,15 +281,28 @@ def _require_classes(folder: Path, loaded: LoadedFolder, known: Sequence[str], n
         raise TreeringError(f"{folder} has one class only, {new[0]}: a model needs two or more to tell apart")
 
 
-def _validation(checks: ImageFolder, size: int, disk: Path | None, classes: Sequence[str]) -> dict[str, Images]:
-    """The images of the user's own validation folder, of the classes that the model is going to know."""
+def _validation(
+    checks: ImageFolder, size: int, disk: Path | None, classes: Sequence[str], trained: set[bytes]
+) -> dict[str, Images]:
+    """The images of the user's own validation folder, of the classes that the model is going to know.
+
+    Those whose digest is among the `trained` ones are left out.
+    """
     loaded = images.load(checks, size, disk)
     for path, reason in loaded.skipped:
         logger.warning("%s is left out: %s", path, reason)
-    measured = {name: part for name, part in _by_class(loaded, range(len(loaded.labels))).items() if name in classes}
-    if not measured:
+    own = [index for index, name in enumerate(loaded.labels) if name in classes]
+    if not own:
         raise TreeringError("the validation folder has no readable image of a class that the model is going to know")
-    return measured
+    digests = pixels.digests(loaded.images)
+    unseen = [index for index in own if digests[index] not in trained]
+    if not unseen:
+        raise TreeringError("the model learns from every image of the validation folder: give others to measure it on")
+    if len(unseen) < len(own):
+        logger.warning(
+            "%d of the images for validation are left out: the model learns from them", len(own) - len(unseen)
+        )
+    return _by_class(loaded, unseen)
 
 
 def _held_out(
@@ -292,10 +316,10 @@ def _held_out(
     """
     random = np.random.RandomState(len(model.history) if model else 0)
     earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
-    secret = {_digest(image) for part in earlier.values() for image in part}
+    secret = {digest for part in earlier.values() for digest in pixels.digests(part)}
     known = [str(name) for name in model.classes] if model else []
     kept = model.method.memory.exemplars if model else {}
-    exemplars = {(known[column], _digest(image)) for column, part in kept.items() for image in part}
+    exemplars = {(known[column], digest) for column, part in kept.items() for digest in pixels.digests(part)}
     free: dict[str, dict[bytes, int]] = {}
     for index, (name, digest) in enumerate(zip(loaded.labels, digests, strict=True)):
         if digest not in secret and name not in known:
@@ -311,8 +335,12 @@ def _held_out(
     return _by_class(loaded, chosen) | earlier, set(chosen), left_out - set(chosen)
 
 
-def _digest(image: Tensor) -> bytes:
-    return hashlib.sha1(image.cpu().numpy().tobytes(), usedforsecurity=False).digest()
+def _in_two_classes(labels: Sequence[str], digests: Sequence[bytes]) -> list[tuple[str, str]]:
+    """Two classes of each image that is in more than one."""
+    classes: dict[bytes, set[str]] = {}
+    for name, digest in zip(labels, digests, strict=True):
+        classes.setdefault(digest, set()).add(name)
+    return [(first, second) for first, second, *_ in (sorted(names) for names in classes.values() if len(names) > 1)]
 
 
 def _by_class(loaded: LoadedFolder, chosen: Sequence[int]) -> dict[str, Images]:

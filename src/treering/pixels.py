@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,15 @@ Images = Tensor | StoredImages
 def tensor(images: Images) -> Tensor:
     """The pixels of `images`, in memory."""
     return images if isinstance(images, Tensor) else images.tensor()
+
+
+def digests(images: Images) -> list[bytes]:
+    """A digest of each image's pixels: the same for copies."""
+    return [
+        hashlib.sha1(image.numpy().tobytes(), usedforsecurity=False).digest()
+        for part in images.split(256)
+        for image in part.cpu()
+    ]
 
 
 def join(parts: Sequence[Images]) -> Images:

@@ -51,7 +51,8 @@ def load(name: str, data: Path, download: bool = False, image_size: int = 256) -
         return DATASETS[name](data, download)
     if (data / name).is_dir():
         return folder.load(data / name, image_size)
+    guess = "" if name in PAPER else f" {nearest(name, DATASETS)};"
     raise TreeringError(
-        f"no dataset {name}; {nearest(name, DATASETS)}; a dataset of your own is a folder {data / name} with "
-        "train/<class>/<image> and val/<class>/<image>"
+        f"no dataset {name};{guess} images of your own go into a folder {data / name} with train/<class>/<image> and "
+        "val/<class>/<image>"
     )

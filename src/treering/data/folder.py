@@ -18,7 +18,6 @@ from treering.errors import TreeringError
 
 logger = logging.getLogger(__name__)
 
-TEST_FOLDERS = ("val", "test", "validation")
 TEST_SHARE = 5
 """One image in five of each class is for testing where the dataset has no test images of its own."""
 SPLIT_SEED = 0
@@ -26,7 +25,7 @@ SPLIT_SEED = 0
 
 def load(folder: Path, size: int) -> Dataset:
     """Every image as a square of `size` pixels; the classes in the order of their names."""
-    test_folder = next((folder / name for name in TEST_FOLDERS if (folder / name).is_dir()), None)
+    test_folder = next((folder / name for name in images.TEST_FOLDERS if (folder / name).is_dir()), None)
     if (folder / "train").is_dir() and test_folder:
         train, test = images.scan(folder / "train").classes, images.scan(test_folder).classes
     elif (folder / "train").is_dir():

@@ -15,7 +15,7 @@ import platform
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,8 @@ class StreamRun:
     """One run, from its start or from where it was interrupted, to its result."""
 
     def __init__(self, recipe: Recipe, images: ResidentImages, results: Path) -> None:
+        if recipe.memory.held_out:
+            raise TreeringError("memory.held_out is for `treering learn`: a run has test images, so set it to 0")
         self.recipe, self.images = recipe, images
         self.watch: Callable[[RunProgress], None] = lambda progress: None
         self.stopping = False
@@ -115,6 +117,7 @@ class StreamRun:
         self._data = {
             "class_order": [images.class_names[label] for label in self.stream.order],
             "images": {"train": len(images.train_labels), "test": len(images.test_labels)},
+            "images_digest": images.digest,
         }
         """What tells another dataset of the same name."""
         scores = ("accuracy", "top5", "class_accuracy", "task_accuracy")
@@ -179,9 +182,13 @@ class StreamRun:
             raise TreeringError(f"{self.result_file} is not a result: remove it, or choose another folder") from None
         if recipe != self.recipe:
             raise TreeringError(f"{self.result_file} holds a run with other settings: choose another results folder")
-        if any(result.get(fact, wanted) != wanted for fact, wanted in self._data.items()):
+        if self._differs(result):
             raise TreeringError(f"{self.result_file} holds a run on other images: choose another results folder")
         return result
+
+    def _differs(self, facts: Mapping[str, Any]) -> bool:
+        """Whether `facts` are of a run on other images; earlier versions wrote fewer of them."""
+        return any(facts.get(fact, wanted) != wanted for fact, wanted in self._data.items())
 
     def _tick(self, what: str) -> None:
         """Count the time since the last tick as `what`."""
@@ -293,7 +300,7 @@ class StreamRun:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
             if Recipe.from_dict(facts.pop("recipe")) != self.recipe:
                 raise ValueError("it is of a run with other settings")
-            if facts.pop("data", self._data) != self._data:
+            if self._differs(facts.pop("data", {})):
                 raise ValueError("it is of a run on other images")
             head_sizes, fits = facts.pop("head_sizes"), facts.pop("fits")
             in_flight = in_flight_files.unpack(tensors, fits)

@@ -50,6 +50,8 @@ def find_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("it has no GPU")
         torch.Generator(device)
     except (RuntimeError, AssertionError) as error:
         reason = re.split(r"[.\n]", str(error))[0]

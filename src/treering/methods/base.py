@@ -6,7 +6,7 @@ import copy
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -175,11 +175,19 @@ class Method(ABC):
 
     def candidates(self, step: Step) -> dict[int, Images]:
         """For each class of the step the images its exemplars are chosen from: a known class's exemplars join in."""
-        known = self.memory.exemplars
-        return {
-            label: pixels.join([known[label], images]) if label in known else images
-            for label, images in step.by_class().items()
-        }
+        candidates = step.by_class()
+        for label in candidates.keys() & self.memory.exemplars.keys():
+            exemplars = self.memory.exemplars[label]
+            kept = set(pixels.digests(exemplars))
+            fresh = torch.tensor([digest not in kept for digest in pixels.digests(candidates[label])])
+            candidates[label] = pixels.join([exemplars, candidates[label][fresh.to(exemplars.device)]])
+        return candidates
+
+    def resize_memory(self, size: int) -> None:
+        """Set another size of the budget; images that were removed before do not come back."""
+        if size != self.recipe.memory.size:
+            self.recipe = replace(self.recipe, memory=replace(self.recipe.memory, size=size))
+            self.memory.budget = self.recipe.memory
 
     def update_memory(self, candidates: dict[int, Images]) -> None:
         """Shrink the classes in memory from the end, then store the best of the step's classes [3.1]."""
