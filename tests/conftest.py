@@ -88,6 +88,7 @@ def state_of(learner: Learner) -> dict[str, Any]:
     return {
         "weights": {name: tensor.numpy().tobytes() for name, tensor in method.network.tensors().items()},
         "heads": list(method.network.head_sizes),
+        "recipe": method.recipe.to_dict(),
         "memory": {label: kept(images) for label, images in method.memory.exemplars.items()},
         "generator": method.generator.get_state().numpy().tobytes(),
         "shape": learner._model.image_shape,

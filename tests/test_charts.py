@@ -132,6 +132,22 @@ def test_ablations_are_drawn_apart_from_the_rivals() -> None:
     assert len(own) == len({chart.title for chart in own}) == 2, "titles tell them apart"
 
 
+GROUPS = {"ablation": "10", "selection": "herding"}
+"""Of the bar of EEIL itself."""
+
+
+@pytest.mark.parametrize("part", [{"method": "eeil-base"}, {"selection": "random"}], ids=["ablation", "selection"])
+def test_parts_are_compared_in_the_class_orders_that_all_have(part: dict[str, str]) -> None:
+    whole = [cifar(60.0), cifar(66.0, order=1), cifar(63.0, order=2)]
+    for orders, mean in (([0], 60.0), ([0, 1], 63.0), ([1, 2, 7], 64.5), ([7], 63.0)):
+        runs = [*whole, *(cifar(50.0, order=order, **part) for order in orders)]
+        name = "ablation" if "method" in part else "selection"
+        assert only(runs, name, Lines).lines[0].y == [mean] * 10, orders
+        bars = only(runs, name, Bars)
+        assert next(bar for bar in bars.bars if bar.method == "eeil").values[bars.groups.index(GROUPS[name])] == mean
+    assert charts.every_chart(runs)["accuracy"][0].lines[0].y == [63.0] * 10, "all orders elsewhere"
+
+
 def test_titles_of_all_curves_differ() -> None:
     runs = [cifar(63.0), cifar(62.0, selection="random"), cifar(50.0, method="eeil-base")]
     five = {"classes_per_step": 5, "accuracy": [50.0] * 20}

@@ -112,6 +112,9 @@ def test_a_run_prints_a_table_and_writes_its_result_and_a_second_call_says_the_s
     line, _, rest = second.out.partition("\n")
     assert line == f"{NAME} was run before: remove {Path('results') / NAME}.json to run it again"
     assert (second.code, rest, second.err) == (0, first.out[first.out.index("┏") :], "")
+    other = treering_run("tiny.toml", "--set", "optimizer.batch_size=3")
+    assert (other.code, other.out) == (2, "")
+    assert "holds a run with other settings" in other.err
 
 
 def test_recipes_settings_and_folders_are_taken_from_the_command_line(treering_run: Any, tmp_path: Path) -> None:

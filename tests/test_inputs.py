@@ -15,7 +15,7 @@ import torch
 from conftest import RECIPE, SIDE, examples, images_of, state_of, tiny_learner
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from treering import Budget, Learner, Recipe, TreeringError, inputs
 from treering.recipe import Run
@@ -241,6 +241,12 @@ def with_value(value: float) -> np.ndarray:
     return images
 
 
+def closed_image() -> Image.Image:
+    image = Image.new("RGB", (8, 8))
+    image.close()
+    return image
+
+
 BAD_IMAGES: dict[str, tuple[Any, str]] = {
     "an empty array": (np.zeros((0, 8, 8, 3), np.uint8), "no images"),
     "an empty list": ([], "no images"),
@@ -278,6 +284,8 @@ BAD_IMAGES: dict[str, tuple[Any, str]] = {
     "images of several sizes": ([IMAGES[0], IMAGES[1], IMAGES[2][:5], IMAGES[3]], "(3, 5, 8)"),
     "images of several channels": ([IMAGES[0], IMAGES[1], GREY[2], IMAGES[3]], "(1, 8, 8)"),
     "images of several types": ([IMAGES[0], IMAGES[1], IMAGES[2] / 255, IMAGES[3]], "float32"),
+    "a closed PIL image": ([closed_image()] * 4, "cannot be read"),
+    "a PIL image that cannot be converted": ([Image.new("La", (8, 8))] * 4, "cannot be read"),
     "an image whose rows differ": ([[[1, 2], [3]]] * 4, "array"),
 }
 BAD_LABELS: dict[str, tuple[Any, str]] = {
@@ -532,8 +540,13 @@ def test_a_data_loader_gives_batches(fitted: Learner) -> None:
     assert labels == [0, 1, 2, 3]
     assert torch.equal(inputs.as_images(pixels), channels_first(IMAGES))
     assert np.array_equal(fitted.predict_proba(loader), fitted.predict_proba(IMAGES))
-    without_labels = DataLoader(Pairs(list(channels_first(IMAGES))), batch_size=3)
-    assert np.array_equal(fitted.predict_proba(without_labels), fitted.predict_proba(IMAGES))
+    for others in (
+        DataLoader(Pairs(list(channels_first(IMAGES))), batch_size=3),
+        DataLoader(TensorDataset(channels_first(IMAGES)), batch_size=3),
+        DataLoader(TensorDataset(channels_first(IMAGES), torch.arange(4), torch.arange(4)), batch_size=3),
+        iter([list(IMAGES[:2]), list(IMAGES[2:])]),
+    ):
+        assert np.array_equal(fitted.predict_proba(others), fitted.predict_proba(IMAGES))
     rejected(fitted, lambda learner: learner.predict(iter(())), "no images")
 
 

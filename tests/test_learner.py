@@ -341,6 +341,7 @@ def test_scikit_learns_tools_take_it_for_a_classifier() -> None:
     images, labels = examples({"cat": 9, "dog": 9})
     learner = tiny_learner(**LONG)
     assert base.is_classifier(learner)
+    assert learner.__sklearn_tags__().target_tags.required
     with pytest.raises(validation.NotFittedError):
         validation.check_is_fitted(learner)
     scores = selection.cross_val_score(learner, images, labels, cv=3)
@@ -363,6 +364,10 @@ def test_the_size_of_the_memory_can_be_changed_at_any_time() -> None:
     learner = tiny_learner(memory=2).partial_fit(*first)
     with pytest.raises(TreeringError, match="set memory to at least 4"):
         learner.partial_fit(*second)
+    before = state_of(learner)
+    with pytest.raises(TreeringError, match=r"a memory of 3 images .* set memory to at least 4"):
+        learner.set_params(memory=3).partial_fit(*second)
+    assert state_of(learner) == before
     learner.set_params(memory=12).partial_fit(*second)
     assert {name: len(part) for name, part in learner.exemplars_.items()} == {"a": 1, "b": 1, "c": 3, "d": 3}
     learner.set_params(memory=Budget("total", 6)).partial_fit(*third)
@@ -372,6 +377,21 @@ def test_the_size_of_the_memory_can_be_changed_at_any_time() -> None:
     with pytest.raises(TreeringError, match=r"only the size can be changed: give Budget\('total', 9, 'herding'\)"):
         learner.set_params(memory=Budget("per-class", 9)).partial_fit(*third)
     assert state_of(learner) == before
+
+
+def test_the_memory_of_gem_can_only_grow() -> None:
+    learner = tiny_learner(method="gem", memory=Budget("per-step", 4, "random")).partial_fit(
+        *examples({"a": 6, "b": 6})
+    )
+    before = state_of(learner)
+    learner.set_params(memory=Budget("per-step", 2, "random"))
+    with pytest.raises(TreeringError, match="GEM cannot be made smaller"):
+        learner.partial_fit(*examples({"c": 6, "d": 6}))
+    assert state_of(learner) == before
+    learner.set_params(memory=Budget("per-step", 6, "random")).partial_fit(*examples({"c": 6, "d": 6}))
+    learner.partial_fit(*examples({"e": 6, "f": 6}))
+    sizes = [len(part) for part in learner.exemplars_.values()]
+    assert [sum(sizes[:2]), sum(sizes[2:4]), sum(sizes[4:])] == [4, 6, 6]
 
 
 def test_images_that_come_again_do_not_fill_the_memory_with_copies() -> None:

@@ -154,7 +154,7 @@ def test_every_value_of_a_chart_is_in_a_table_as_well() -> None:
 def test_device_time_counts_shared_devices_and_second_readouts_once() -> None:
     shared = result(seconds=400.0, runs_at_once=4)
     readout = shared | {"method": "hybrid1"}
-    assert page.device_seconds([shared, readout, result(seconds=50.0)]) == 150.0
+    assert page.device_seconds([shared, readout, result(seconds=50.0)]) == [100.0, 50.0]
 
 
 def test_the_page_is_the_same_whatever_the_order_of_the_files() -> None:

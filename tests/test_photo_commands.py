@@ -134,14 +134,14 @@ def test_copies_and_images_in_two_classes_are_printed(place: Path, tmp_path: Pat
     shutil.copytree(place / "first" / "cat", tmp_path / "again" / "cat")
     shutil.copytree(place / "first" / "cat", tmp_path / "again" / "lynx")
     done = command("learn", place / "model", tmp_path / "again", "--dry-run", "--device", "cpu")
-    assert "In two classes, as cat and lynx, so not to be told apart: 12 images." in done.out
-    assert re.search(r"Left out: \d+ copies of images that it holds out or keeps already\.", done.out)
+    assert "In two classes, for example cat and lynx, so not to be told apart: 12 images." in done.out
+    assert re.search(r"Left out, as copies of images that it holds out or keeps already: \d+ images\.", done.out)
 
 
 def test_a_folder_with_train_and_val_is_not_two_classes(tmp_path: Path) -> None:
     for part in ("train", "val"):
         write_photos(tmp_path / "birds" / part, {"cat": 3, "dog": 3})
-    refusal = f"{tmp_path / 'birds'} has the folders train and val, not classes: give {tmp_path / 'birds' / 'train'}"
+    refusal = f"{tmp_path / 'birds'} has the folders train and val, not classes: give one of them"
     command("learn", tmp_path / "model", tmp_path / "birds", *TINY).refused(refusal)
     write_photos(tmp_path / "birds", {"bus": 3})
     assert command("learn", tmp_path / "model", tmp_path / "birds", "--dry-run", *TINY).code == 0
@@ -150,13 +150,16 @@ def test_a_folder_with_train_and_val_is_not_two_classes(tmp_path: Path) -> None:
 def test_a_model_is_not_a_folder_of_images(place: Path, tmp_path: Path) -> None:
     command("learn", tmp_path / "model", place / "model", *TINY).refused(f"{place / 'model'} is a model")
     command("evaluate", place / "model", place / "model").refused(f"{place / 'model'} is a model")
+    plain = tmp_path / "plain"
+    assert command("learn", plain, place / "first", *TINY, "--set", "method=finetune").code == 0
+    command("learn", tmp_path / "model", plain, *TINY).refused(f"{plain} is a model")
 
 
 def test_a_model_whose_first_step_is_not_learnt_yet_says_so(place: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / ".learning").touch()
     for name in ("info", "undo"):
-        command(name, tmp_path / "model").refused("has not learnt its first step yet")
+        command(name, tmp_path / "model").refused("has no model yet: its first step is under way, or was interrupted")
 
 
 # predict

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import kept
+from conftest import examples, kept
 from learn_helper import CHANGES, FIRST, MEMORY, SECOND, SIDE, held_out_of, learn, make_folder, model_state, pixels_in
 from PIL import Image
 
-from treering import Learner, TreeringError, augment, checkpoint, photos
+from treering import Budget, Learner, TreeringError, augment, checkpoint, photos
 from treering.images import read
 
 LARGER = {"changes": [*CHANGES, "memory.held_out=0.5"], "memory": 8}
@@ -138,6 +138,19 @@ def test_the_size_of_the_memory_can_be_changed_with_every_step(
     assert learner.resolved_recipe() == replace(before, memory=replace(before.memory, size=8))
     quota = learner.resolved_recipe().memory.quota(3)
     assert len(learner.exemplars_["owl"]) == min(quota, 7) > before.memory.quota(3)
+    assert learn(path, second, **settings) is None, "it is learnt already"
+    assert learn(path, second, memory=20) is not None, "with room for more"
+    assert len(load(path).exemplars_["owl"]) == 7
+
+
+def test_a_smaller_memory_holds_fewer_held_out_images_too(tmp_path: Path, first: Path) -> None:
+    many = make_folder(tmp_path / "many", {"cat": 40, "dog": 40})
+    learn(tmp_path / "model", many, **LARGER)
+    learner = load(tmp_path / "model")
+    assert [len(part) for part in held_out_of(learner).values()] == [4, 4]
+    learner.set_params(memory=Budget("per-class", 4)).partial_fit(*examples({"owl": 6}, side=SIDE))
+    assert [len(part) for part in held_out_of(learner).values()] == [2, 2]
+    assert [len(part) for part in learner.exemplars_.values()] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("change", ["run.seed=5", "run.order=1", "run.dataset=birds"])
@@ -178,6 +191,10 @@ def test_partial_fit_does_not_train_on_held_out_images(
     held_out = torch.cat(list(learner.learnt_model().held_out.values()))
     with pytest.raises(TreeringError, match="all images are held out of training"):
         learner.partial_fit(held_out, ["cat"] * len(held_out))
+    owls, _ = examples({"owl": 3}, side=SIDE)
+    both = torch.cat([held_out, torch.from_numpy(owls).movedim(-1, 1)])
+    with pytest.raises(TreeringError, match="all images of ant are held out of training"):
+        learner.partial_fit(both, ["ant"] * len(held_out) + ["owl"] * 3)
 
 
 def test_copies_and_images_in_two_classes_are_told(tmp_path: Path, first: Path) -> None:
@@ -191,6 +208,10 @@ def test_copies_and_images_in_two_classes_are_told(tmp_path: Path, first: Path) 
     secret_cats = len(held_out_of(known)["cat"])
     assert plan.copies == images + secret_cats + plan.held_out, "also the lynxes that are held-out cats, or cats"
     assert plan.in_two_classes == [("cat", "lynx")] * FIRST["cat"]
+    shutil.rmtree(again / "cat")
+    shutil.rmtree(again / "dog")
+    kept_cats = len(known.exemplars_["cat"])
+    assert planned(tmp_path / "model", again).in_two_classes == [("cat", "lynx")] * kept_cats
 
 
 def test_a_first_step_needs_two_classes_and_a_later_one_does_not(tmp_path: Path, first: Path) -> None:

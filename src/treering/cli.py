@@ -127,7 +127,7 @@ def learn(
     backbone: Annotated[
         str | None, typer.Option(help="efficientnet-lite0, resnet18, resnet32, timm:NAME or torchvision:NAME.")
     ] = None,
-    memory: Annotated[int | None, typer.Option(min=1, help="Images to keep of each class; 30 by default.")] = None,
+    memory: Annotated[int | None, typer.Option(min=1, help="Images to keep of each class; 30 in a new model.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.epochs=30.")] = None,
     validation: Annotated[Path | None, typer.Option(help="Images to measure the accuracy on.")] = None,
     keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,

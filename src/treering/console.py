@@ -47,13 +47,11 @@ class Printer:
         self.rest(len(plan.new) + len(plan.known))
         self.skipped(plan.skipped)
         if plan.copies:
-            self.line(f"Left out: {plan.copies} copies of images that it holds out or keeps already.")
+            self.line(f"Left out, as copies of images that it holds out or keeps already: {_images(plan.copies)}.")
         if plan.in_two_classes:
-            first, second = plan.in_two_classes[0]
-            self.line(
-                f"In two classes, as {first} and {second}, so not to be told apart: "
-                f"{_images(len(plan.in_two_classes))}."
-            )
+            example = " and ".join(plan.in_two_classes[0])
+            doubtful = _images(len(plan.in_two_classes))
+            self.line(f"In two classes, for example {example}, so not to be told apart: {doubtful}.")
         per = "each class" if budget.kind == "per-class" else "all classes together"
         self.line(f"It keeps at most {budget.size} images of {per}, held-out ones included.")
         if plan.held_out:

@@ -45,7 +45,7 @@ def export(learner: Learner, out: Path) -> float:
     method = model.method
     if type(method).probabilities is not Method.probabilities:
         raise TreeringError(
-            f"a model learnt with {method.recipe.method} does not answer by a softmax, and cannot be exported"
+            f"a model learnt with {method.recipe.method} cannot be exported: it answers otherwise than by its logits"
         )
     if out.suffix not in (".onnx", ".pt2"):
         raise TreeringError(f"{out} must end in .onnx or .pt2")

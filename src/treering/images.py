@@ -143,16 +143,14 @@ def scan(folder: Path) -> ImageFolder:
         what = f"holds {len(loose)} files but no class folders" if loose else "has no class folders with images"
         raise TreeringError(f"{folder} {what}: put the images of each class into a folder of their own")
     if "train" in found.classes and len(found.classes) > 1 and found.classes.keys() <= {"train", *TEST_FOLDERS}:
-        raise TreeringError(
-            f"{folder} has the folders {' and '.join(found.classes)}, not classes: give {folder / 'train'}"
-        )
+        raise TreeringError(f"{folder} has the folders {' and '.join(found.classes)}, not classes: give one of them")
     found.skipped += [(path, "not in a class folder") for path in loose]
     return found
 
 
 def is_model(folder: Path) -> bool:
     """Whether it is a model folder rather than one of images."""
-    return files.exists(folder / "manifest.json") and files.is_folder(folder / "memory")
+    return files.exists(folder / "manifest.json") and any(folder.glob("weights-*.safetensors"))
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -91,7 +91,11 @@ def as_images(images: Any) -> Tensor:
 
 
 def _without_labels(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+    """The images of a batch (images, labels, …), or a batch that is images."""
+    if not isinstance(batch, tuple | list) or not batch:
+        return batch
+    is_stack = getattr(batch[0], "ndim", 0) == 4
+    return batch[0] if is_stack or (len(batch) == 2 and np.ndim(batch[1]) == 1) else batch
 
 
 def as_labels(labels: Any) -> list[Hashable]:
@@ -147,12 +151,12 @@ def _one_image(image: Any) -> Tensor:
     if isinstance(image, Tensor):
         pixels = image.detach().cpu()
         return pixels[None] if pixels.ndim == 2 else pixels
-    if isinstance(image, PIL.Image.Image):
-        image = upright(image)
-        image = image if image.mode in ("L", "F") else opaque(image)
     try:
+        if isinstance(image, PIL.Image.Image):
+            image = upright(image)
+            image = image if image.mode in ("L", "F") else opaque(image)
         array = np.asarray(image)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OSError) as error:
         raise TreeringError(f"an image cannot be read as an array: {error}") from None
     pixels = _from_numpy(array)
     return pixels[None] if pixels.ndim == 2 else pixels.movedim(-1, 0) if pixels.ndim == 3 else pixels

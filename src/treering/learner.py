@@ -61,6 +61,9 @@ class NotLearntError(TreeringError, AttributeError):
 class Learner:
     """Teach it classes with `partial_fit`, some now, some later; `predict` knows them all."""
 
+    _estimator_type = "classifier"
+    """Scikit-learn before 1.6 looks at this; later ones at `__sklearn_tags__`."""
+
     def __init__(
         self,
         backbone: str | nn.Module | None = None,
@@ -91,7 +94,7 @@ class Learner:
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: Any) -> Learner:
-        """Change constructor arguments; a learner that has learnt takes up a new size of its memory only."""
+        """Change constructor arguments; a learner that has learnt takes up `progress` and the memory's size only."""
         for name, value in params.items():
             if name not in self.get_params():
                 raise TreeringError(f"unknown parameter {name}; valid: {', '.join(self.get_params())}")
@@ -129,9 +132,11 @@ class Learner:
             secret = set(digests(torch.cat(list(self._model.held_out.values()))))
             free = [index for index, digest in enumerate(digests(pixels)) if digest not in secret]
             if len(free) < len(names):
+                lost = _in_order(set(names) - {names[index] for index in free} - set(self._model.classes))
+                if lost or not free:
+                    whose = f" of {lost[0]}" if lost else ""
+                    raise TreeringError(f"all images{whose} are held out of training, to measure it: give others")
                 logger.warning("%d of the images are left out: they are held out of training", len(names) - len(free))
-                if not free:
-                    raise TreeringError("all images are held out of training, to measure the accuracy: give others")
                 pixels, names = pixels[torch.tensor(free)], [names[index] for index in free]
         self.learn(pixels, names)
         return self
@@ -148,9 +153,10 @@ class Learner:
         return self._model is not None
 
     def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+        from sklearn.utils import ClassifierTags, Tags, TargetTags
 
-        return Tags("classifier", TargetTags(required=True), None, ClassifierTags(), None, InputTags())
+        target = TargetTags(required=True)
+        return Tags(estimator_type="classifier", target_tags=target, classifier_tags=ClassifierTags())
 
     def _examples(self, images: Any, labels: Any) -> tuple[Images, list[Hashable]]:
         if isinstance(images, str | os.PathLike):
@@ -203,8 +209,7 @@ class Learner:
         column = {name: index for index, name in enumerate(model.classes + new)}
 
         method, number = model.method, len(model.history) + 1
-        if self._model:
-            method.resize_memory(self.resolved_recipe().memory.size)
+        budget = self.resolved_recipe().memory
         device = method.network.device
         inside = pixels.to(device) if isinstance(pixels, Tensor) else pixels
         step = Step(inside, torch.tensor([column[name] for name in names], device=device), len(new))
@@ -219,14 +224,19 @@ class Learner:
             "images": [[name, counts[name]] for name in _in_order(set(names))],
         }
         logger.info("step %d: %d images, %d new classes", number, len(names), len(new))
-        learnt = replace(model, classes=model.classes + new, history=[*model.history, record])
+        quota = budget.held_out_quota(len(column)) if model.held_out else 0
+        held_out = {label: part[:quota] for label, part in model.held_out.items()}
+        learnt = replace(model, classes=model.classes + new, history=[*model.history, record], held_out=held_out)
+        size_before = method.recipe.memory.size
         try:
+            method.resize_memory(budget.size)
             method.trainer.dropout_seed = (model.seed + number * 100_000) % 2**62
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 method.learn_step(step)
             self._model = learnt
         except BaseException:
             if self._model is not learnt:
+                method.resize_memory(size_before)
                 method.restore(before)
             raise
 
@@ -235,7 +245,7 @@ class Learner:
         return self.classes_[self.predict_proba(images).argmax(1)]
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """N x classes; columns follow `classes_`. Images as for `partial_fit`, or the name of an image file."""
+        """N x classes; columns follow `classes_`. Images as for `partial_fit`, but no folder; or one file's name."""
         model = self.learnt_model()
         if model.method.network.classes != len(model.classes):
             raise TreeringError("a step is being learnt: predict when partial_fit has returned")
@@ -290,7 +300,7 @@ class Learner:
         return self._model
 
     def resolved_recipe(self) -> Recipe:
-        """The recipe with the constructor's backbone and memory in it, or the one that was learnt with."""
+        """The recipe with the constructor's backbone and memory in it; once learnt, only the memory's size counts."""
         if self._model:
             learnt = self._model.method.recipe
             budget, before = self._with_memory(learnt).memory, learnt.memory

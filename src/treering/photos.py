@@ -147,7 +147,8 @@ def learn(
         added = {name: counts[name] for name in new}
         more = {name: counts[name] for name in known if name in counts}
         plan = Plan(recipe, place, len(learner.history_) + 1, added, more, loaded.skipped, checks is not None)
-        if model and model.history[-1].get("files") == files_now:  # a call that was killed when it had saved already
+        learnt_so = model is not None and model.method.recipe == recipe
+        if model and learnt_so and model.history[-1].get("files") == files_now:  # by a call that was killed afterwards
             tell(replace(plan, step=len(learner.history_), done_already=True))
             if not dry_run:
                 (path / ".learning").unlink(missing_ok=True)
@@ -156,10 +157,8 @@ def learn(
         quota = recipe.memory.held_out_quota(len(known) + len(new))
         measured, held_out, left_out = _held_out(loaded, digests, model, 0 if checks else quota)
         if checks:
-            exemplars = (
-                model.method.memory.contents()[0] if model and model.method.memory.exemplars else loaded.images[:0]
-            )
-            measured = _validation(checks, size, disk, known + new, {*digests, *pixels.digests(exemplars)})
+            trained_on = {*digests, *(digest for _, digest in _exemplars(model))}
+            measured = _validation(checks, size, disk, known + new, trained_on)
         trained = sorted(set(range(len(loaded.labels))) - held_out - left_out)
         lost = set(new) - {loaded.labels[index] for index in trained}
         if lost:
@@ -170,13 +169,14 @@ def learn(
 
         manifest = path / "manifest.json"
         before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
-        fingerprint = _fingerprint(before_it, str(learner.seed), files_now, str(recipe.memory.size))
+        resized = [str(recipe.memory.size)] if model and not learnt_so else []
+        fingerprint = _fingerprint(before_it, str(learner.seed), files_now, *resized)
         resume = _unfinished(path, fingerprint)
         passes = _image_passes(model, recipe, names)
         side = recipe.augmentation.crop_size if recipe.augmentation.kind in ("photo", "twofold") else size
         # To distil, the network before the step sees each image too: about a third of the cost of training on it.
         seconds = passes / speed.images_per_second(recipe, (3, side, side), place) * (4 / 3 if known else 1)
-        doubts = _in_two_classes(loaded.labels, digests)
+        doubts = _in_two_classes([*zip(loaded.labels, digests, strict=True), *_exemplars(model)])
         plan = replace(plan, held_out=len(held_out), copies=len(left_out), in_two_classes=doubts)
         tell(replace(plan, seconds=seconds, resumed=resume is not None))
         if dry_run:
@@ -184,8 +184,7 @@ def learn(
 
         unfinished = Unfinished(path, fingerprint, resume)
         outcome = _train(learner, step, names, measured, unfinished, functools.partial(progress, "training"), passes)
-        held_out_before, model = model.held_out if model else {}, learner.learnt_model()
-        model.held_out = {column: part[:quota] for column, part in held_out_before.items()}
+        model = learner.learnt_model()
         if not checks:
             kept = {name: pixels.tensor(part)[:quota] for name, part in measured.items()}
             model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
@@ -318,8 +317,7 @@ def _held_out(
     earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
     secret = {digest for part in earlier.values() for digest in pixels.digests(part)}
     known = [str(name) for name in model.classes] if model else []
-    kept = model.method.memory.exemplars if model else {}
-    exemplars = {(known[column], digest) for column, part in kept.items() for digest in pixels.digests(part)}
+    exemplars = set(_exemplars(model))
     free: dict[str, dict[bytes, int]] = {}
     for index, (name, digest) in enumerate(zip(loaded.labels, digests, strict=True)):
         if digest not in secret and name not in known:
@@ -335,10 +333,18 @@ def _held_out(
     return _by_class(loaded, chosen) | earlier, set(chosen), left_out - set(chosen)
 
 
-def _in_two_classes(labels: Sequence[str], digests: Sequence[bytes]) -> list[tuple[str, str]]:
+def _exemplars(model: Model | None) -> list[tuple[str, bytes]]:
+    """Class and digest of every image in memory."""
+    if model is None:
+        return []
+    kept = model.method.memory.exemplars.items()
+    return [(str(model.classes[column]), digest) for column, part in kept for digest in pixels.digests(part)]
+
+
+def _in_two_classes(images: Sequence[tuple[str, bytes]]) -> list[tuple[str, str]]:
     """Two classes of each image that is in more than one."""
     classes: dict[bytes, set[str]] = {}
-    for name, digest in zip(labels, digests, strict=True):
+    for name, digest in images:
         classes.setdefault(digest, set()).add(name)
     return [(first, second) for first, second, *_ in (sorted(names) for names in classes.values() if len(names) > 1)]
 

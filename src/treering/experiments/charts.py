@@ -272,7 +272,8 @@ def ablation_curves(group: Group) -> Lines | None:
     """The same for EEIL and its parts."""
     parts = [cell for cell in group.cells if cell.setting.method in tables.ABLATIONS]
     whole = [cell for cell in group.cells if cell.setting.method == "eeil"]
-    return _curves(f"ablation-{group.name}", f"{group.title}, parts of EEIL", whole + parts) if parts else None
+    compared = tables.same_orders(whole + parts)
+    return _curves(f"ablation-{group.name}", f"{group.title}, parts of EEIL", compared) if parts else None
 
 
 def selection_curves(group: Group, every: Sequence[Group]) -> Lines:
@@ -281,12 +282,12 @@ def selection_curves(group: Group, every: Sequence[Group]) -> Lines:
     same = [other for other in every if replace(other.setting, selection="") == usual]
     cells = [cell for other in same for cell in other.cells if cell.setting.selection]
     varied = {cell.setting.method for cell in cells if cell.setting.selection != "herding"}
+    compared = tables.same_orders([cell for cell in cells if cell.setting.method in varied])
     lines = []
-    for cell in sorted(cells, key=lambda cell: (_place_in_group(cell.setting), cell.setting.selection)):
+    for cell in sorted(compared, key=lambda cell: (_place_in_group(cell.setting), cell.setting.selection)):
         method, rule = cell.setting.method, cell.setting.selection
-        if method in varied:
-            look = method if rule == "herding" else f"{method}/{rule}"
-            lines.append(replace(_line(cell), label=f"{tables.method_name(method)}, {rule}", method=look))
+        look = method if rule == "herding" else f"{method}/{rule}"
+        lines.append(replace(_line(cell), label=f"{tables.method_name(method)}, {rule}", method=look))
     shared = replace(group, setting=usual)
     return Lines(f"selection-{shared.name}", f"{shared.title}, selection rules", lines)
 

@@ -63,7 +63,7 @@ def run(
             runs = {run_name(recipe): prepared(recipe) for recipe in recipes[start : start + WAVE]}
             ready = {name: one for name, one in runs.items() if one is not None}
             for name, one in ready.items():
-                if one.result_file.exists():
+                if _is_result_of(one.recipe, results):
                     line = f"{name} was run before: remove {one.result_file} to run it again"
                     console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
                 if console.is_interactive:

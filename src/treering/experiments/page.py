@@ -96,22 +96,23 @@ def _overview(results: Sequence[Result]) -> str:
     methods = len({run["method"] for run in results})
     used = {device for run in results for device in str(run.get("device", "an unknown device")).split(", ")}
     devices = _listed(escape(device) for device in sorted(used))
-    seconds = device_seconds(results)
+    trainings = device_seconds(results)
+    seconds = sum(trainings)
     spent = f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
     lead = (
-        f"{_counted(len(results), 'run')} of {_counted(methods, 'method')} on {names}, {spent} on {devices}. "
+        f"{_counted(len(trainings), 'run')} of {_counted(methods, 'method')} on {names}, {spent} on {devices}. "
         "Ours stands beside what the paper printed; what has not been run says so."
     )
     return f'<p class="lead">{lead}</p>\n<ul class="cards">\n{"".join(_cards(results))}</ul>'
 
 
-def device_seconds(results: Iterable[Result]) -> float:
-    """Time on the device: runs that trained at once share it, and two readouts of one training count once."""
+def device_seconds(results: Iterable[Result]) -> list[float]:
+    """Each training's time on the device: those at once share it, and two readouts of one training are one."""
     trainings = {}
     for run in results:
         training = (run["seconds"], run["order"], run["seed"], json.dumps(run.get("recipe"), sort_keys=True))
         trainings[training] = run["seconds"] / max(1, run.get("runs_at_once", 1))
-    return sum(trainings.values())
+    return list(trainings.values())
 
 
 def _cards(results: Sequence[Result]) -> list[str]:

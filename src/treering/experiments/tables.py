@@ -288,7 +288,24 @@ def table(name: str, results: Sequence[Result]) -> list[Cell]:
         runs = tuple(run for run, setting in zip(results, settings, strict=True) if setting == wanted)
         deviation = float(row["std"]) if row["std"] else None
         cells.append(Cell(wanted, runs, row["metric"], float(row["value"]), deviation))
-    return cells
+    return same_orders(cells) if name in ("2b", "selection") else cells
+
+
+def same_orders(cells: Sequence[Cell]) -> list[Cell]:
+    """Only runs of the class orders that all cells of one number of classes per step have, if there are any.
+
+    For comparisons of parts: class orders differ by more than some parts do.
+    """
+    shared: dict[str, set[int]] = {}
+    for cell in cells:
+        orders = {run["order"] for run in cell.runs}
+        if orders:
+            shared[cell.setting.steps] = shared.get(cell.setting.steps, orders) & orders
+    compared = []
+    for cell in cells:
+        runs = tuple(run for run in cell.runs if run["order"] in shared[cell.setting.steps])
+        compared.append(replace(cell, runs=runs or cell.runs))
+    return compared
 
 
 def _paper_setting(row: dict[str, str]) -> Setting:

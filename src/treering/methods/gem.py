@@ -58,6 +58,11 @@ class GEM(Method):
         for label, kept in Step(images[chosen], labels[chosen], step.new_classes).by_class().items():
             self.memory.store(label, pixels.tensor(kept).to(self.network.device))
 
+    def resize_memory(self, size: int) -> None:
+        if len(self.memory) and size < self.recipe.memory.size:
+            raise TreeringError("the memory of GEM cannot be made smaller: its tasks keep what they have")
+        super().resize_memory(size)
+
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         """Cross-entropy among the classes of each image's own task."""
         own_NC = head_of_class_C[labels_N][:, None] == head_of_class_C
