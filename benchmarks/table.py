@@ -20,14 +20,18 @@ def markdown(throughput: dict[str, Any], scaling: dict[str, Any]) -> str:
     rows |= {f"treering, {name}": rate for name, rate in throughput.items() if name.endswith(" at once")}
     lines = [f"| {_where(throughput)} | training images/s | times plain |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {rate:,.0f} | {rate / plain:.1f} |" for name, rate in rows.items()]
+    outside = 1 - throughput["1 at once"] / throughput["updates_alone"]
+    lines += ["", f"One at once spends {100 * outside:.1f} % of its time outside the captured updates."]
     heads = {name.partition(" ")[0]: row for name, row in scaling.items() if name.endswith(" heads")}
     first = next(iter(heads.values()))["update_ms"]
-    lines += ["", f"| {_where(scaling)}: heads | update by 128 images | times one head | peak memory |"]
-    lines += ["| ---: | ---: | ---: | ---: |"]
     lines += [
-        f"| {int(count):,} | {row['update_ms']:.2f} ms | {row['update_ms'] / first:.2f} | {row['peak_MiB']:,.0f} MiB |"
-        for count, row in heads.items()
+        "",
+        f"| {_where(scaling)}: heads | update by 128 images | times one head | evaluation of 1,280 | peak memory |",
     ]
+    lines += ["| ---: | ---: | ---: | ---: | ---: |"]
+    for count, row in heads.items():
+        times = f"{row['update_ms']:.2f} ms | {row['update_ms'] / first:.2f} | {row['evaluation_ms']:.1f} ms"
+        lines.append(f"| {int(count):,} | {times} | {row['peak_MiB']:,.0f} MiB |")
     return "\n".join(lines) + "\n"
 
 

@@ -318,7 +318,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except NotADirectoryError:
         raise TreeringError(f"{path} is a file, not a model folder") from None
     except FileNotFoundError:
-        if (path / ".learning").exists() or (path / ".writer").exists():
+        if files.exists(path / ".learning") or files.exists(path / ".writer"):
             raise TreeringError(f"{path} has no model yet: its first step is under way, or was interrupted") from None
         what = "has no manifest.json: it is not a treering model folder" if path.is_dir() else "does not exist"
         raise TreeringError(f"{path} {what}; give the folder that a learner was saved to") from None
