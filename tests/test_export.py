@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import examples, tiny_learner
 from photo_helper import TINY, command, pixels_of, write_photos
+from PIL import Image
 
 from treering import Learner, TreeringError, export, speed, version
 
@@ -109,11 +110,16 @@ def test_the_preprocessing_in_the_file_is_what_the_learner_does(tmp_path: Path) 
     assert command("learn", tmp_path / "model", folder, *TINY).code == 0
     assert command("export", tmp_path / "model", tmp_path / "out.pt2").code == 0
     learner = Learner.load(tmp_path / "model", device="cpu")
-    images = np.stack([pixels_of("cat", seed, side=20) for seed in range(3)])
-    inside = learner.learnt_model().method.plain(torch.from_numpy(images).movedim(-1, 1))
-    assert inside.shape == (3, 3, 16, 16)
-    found = ask(tmp_path / "out.pt2", inside.float().numpy())
-    assert np.abs(found - learner.predict_proba(images)).max() < 1e-5
+    files = sorted(write_photos(tmp_path / "others", {"cat": 3}, seed=1).rglob("*.png"))
+    squares = [np.array(Image.open(file).resize((20, 20), Image.Resampling.BILINEAR)) for file in files]
+    pixels = torch.from_numpy(np.stack(squares)).movedim(-1, 1).float()
+    inside = torch.nn.functional.interpolate(pixels, (16, 16), mode="bilinear", antialias=True).round()
+    found = ask(tmp_path / "out.pt2", inside.numpy())
+    assert np.abs(found - learner.predict_proba(files)).max() < 1e-5
+    assert facts_of(tmp_path / "out.pt2")["preprocessing"] == (
+        "resize the whole image to 20 x 20 as Pillow does with BILINEAR, then to 16 x 16 as torch's interpolate does "
+        "with mode='bilinear', antialias=True, and round; normalisation is inside"
+    )
 
 
 def test_exporting_leaves_the_learner_as_it_was(learner: Learner, tmp_path: Path) -> None:
@@ -198,7 +204,7 @@ def test_a_method_that_answers_by_exemplars_cannot_be_exported(tmp_path: Path) -
 
 def test_a_model_without_exemplars_cannot_be_checked(tmp_path: Path) -> None:
     learner = tiny_learner(backbone="small", method="finetune").partial_fit(*examples({"cat": 4, "dog": 4}))
-    with pytest.raises(TreeringError, match="no exemplars"):
+    with pytest.raises(TreeringError, match="no images to check"):
         export.export(learner, tmp_path / "out.pt2")
 
 

@@ -272,7 +272,7 @@ BAD_IMAGES: dict[str, tuple[Any, str]] = {
     "a list of int64": (list(IMAGES.astype(np.int64)), "int64"),
     "a list of nested lists": (IMAGES.tolist(), "int64"),
     "an array of objects": (np.array([None] * 4, dtype=object), "object"),
-    "an array of texts": (np.array(["a.png"] * 4), "<U5"),
+    "an array of file names": (np.array(["a.png"] * 4), "a.png cannot be read: No such file"),
     "a list of file names": (["a.png"] * 4, "a.png cannot be read: No such file"),
     "NaN": (with_value(np.nan), "image 1 holds NaN or infinity"),
     "infinity": (with_value(np.inf), "image 1 holds NaN or infinity"),
@@ -480,6 +480,7 @@ def test_names_of_files_stand_for_their_images(fitted: Learner, file_names: list
     wanted = fitted.predict_proba(IMAGES)
     assert np.array_equal(fitted.predict_proba(file_names), wanted)
     assert np.array_equal(fitted.predict_proba(tuple(map(Path, file_names))), wanted)
+    assert np.array_equal(fitted.predict_proba(np.array(file_names)), wanted)
     assert np.allclose(fitted.predict_proba(file_names[0]), wanted[:1], atol=1e-6)
     assert fitted.score(file_names, LABELS) == fitted.score(IMAGES, LABELS)
     small = replace(RECIPE, run=Run(image_size=SIDE))

@@ -347,6 +347,15 @@ def test_scikit_learns_tools_take_it_for_a_classifier() -> None:
     scores = selection.cross_val_score(learner, images, labels, cv=3)
     assert scores.mean() > 0.9
     validation.check_is_fitted(learner.fit(images, labels))
+    sizes, _, _ = selection.learning_curve(
+        learner, images, labels, cv=3, exploit_incremental_learning=True, train_sizes=[0.5, 1.0], shuffle=True
+    )
+    assert sizes.tolist() == [6, 12]
+
+
+def test_a_learner_is_shown_with_the_arguments_that_were_given() -> None:
+    assert repr(Learner()) == "Learner()"
+    assert repr(Learner("small", memory=20, seed=3)) == "Learner(backbone='small', memory=20, seed=3)"
 
 
 def test_fit_forgets_what_was_learnt_before_unless_it_fails(two_steps: Learner) -> None:

@@ -113,7 +113,7 @@ def test_a_validation_folder_measures_and_nothing_is_held_out(tmp_path: Path) ->
             np.stack([images.read(file, 20) for file in sorted((checks / name).iterdir())])
         )
     )
-    assert f"Accuracy on 5 images it was not trained on: {100 * right / 5:.1f} %" in done.out
+    assert f"Accuracy on 5 images of the validation folder: {100 * right / 5:.1f} %" in done.out
     assert manifest(tmp_path / "model")["files"]["held_out"] == [[], []]
 
 
@@ -136,6 +136,35 @@ def test_copies_and_images_in_two_classes_are_printed(place: Path, tmp_path: Pat
     done = command("learn", place / "model", tmp_path / "again", "--dry-run", "--device", "cpu")
     assert "In two classes, for example cat and lynx, so not to be told apart: 12 images." in done.out
     assert re.search(r"Left out, as copies of images that it holds out or keeps already: \d+ images\.", done.out)
+
+
+def test_held_out_images_that_a_smaller_memory_has_no_room_for_are_told(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "model", tmp_path / "model")
+    third, fourth = (write_photos(tmp_path / name, {name: 8}) for name in ("ant", "bee"))
+    done = command("learn", tmp_path / "model", third, "--memory", 1, "--device", "cpu")
+    assert "It keeps at most 1 image of each class, held-out ones included." in done.out
+    assert "Dropped, as the memory has no more room for held-out images: 3 images." in done.out
+    assert "No image is held out: the memory has no room for any." in done.out
+    assert "Accuracy on 3 images it was not trained on, of 3 of the 4 classes: " in done.out
+    done = command("learn", tmp_path / "model", fourth, "--memory", 10, "--device", "cpu")
+    assert "Accuracy on 1 image it was not trained on, of 1 of the 5 classes: " in done.out
+    few = write_photos(tmp_path / "few", {"fly": 2})
+    done = command("learn", tmp_path / "model", few, "--dry-run", "--device", "cpu")
+    assert "No image is held out: that takes classes of 5 images or more." in done.out
+
+
+def test_settings_that_a_method_cannot_work_with_are_refused_before_the_plan(place: Path, tmp_path: Path) -> None:
+    for more in (["--dry-run"], []):
+        done = command("learn", tmp_path / "model", place / "first", *TINY, "--set", "method=gem", *more)
+        done.refused("GEM keeps a random sample of each step: set memory.kind to per-step")
+        assert done.out == ""
+
+
+def test_a_method_without_a_memory_says_so_and_can_be_exported(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    done = command("learn", tmp_path / "model", place / "first", *TINY, "--set", "method=finetune")
+    assert "It keeps no image but held-out ones: finetune has no memory." in done.out
+    assert command("export", tmp_path / "model", tmp_path / "model.onnx").code == 0
 
 
 def test_a_folder_with_train_and_val_is_not_two_classes(tmp_path: Path) -> None:

@@ -210,8 +210,21 @@ def test_copies_and_images_in_two_classes_are_told(tmp_path: Path, first: Path) 
     assert plan.in_two_classes == [("cat", "lynx")] * FIRST["cat"]
     shutil.rmtree(again / "cat")
     shutil.rmtree(again / "dog")
-    kept_cats = len(known.exemplars_["cat"])
-    assert planned(tmp_path / "model", again).in_two_classes == [("cat", "lynx")] * kept_cats
+    kept_cats = kept(known.exemplars_["cat"])
+    assert planned(tmp_path / "model", again).in_two_classes == [("cat", "lynx")] * len(kept_cats)
+
+
+def test_no_exemplar_of_another_class_is_held_out(tmp_path: Path) -> None:
+    many = make_folder(tmp_path / "many", {"cat": 12, "dog": 8})
+    renamed = tmp_path / "renamed"
+    shutil.copytree(many / "cat", renamed / "lynx")
+    for seed in range(3):
+        learn(tmp_path / f"model-{seed}", many, seed=seed)
+        learn(tmp_path / f"model-{seed}", renamed)
+        learner = load(tmp_path / f"model-{seed}")
+        (lynx,) = held_out_of(learner)["lynx"]
+        assert lynx not in kept(learner.exemplars_["cat"])
+        assert lynx in pixels_in(renamed)["lynx"]
 
 
 def test_a_first_step_needs_two_classes_and_a_later_one_does_not(tmp_path: Path, first: Path) -> None:

@@ -127,7 +127,10 @@ def learn(
     backbone: Annotated[
         str | None, typer.Option(help="efficientnet-lite0, resnet18, resnet32, timm:NAME or torchvision:NAME.")
     ] = None,
-    memory: Annotated[int | None, typer.Option(min=1, help="Images to keep of each class; 30 in a new model.")] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(min=1, help="Images to keep, of each class unless memory.kind says otherwise; 30 in a new model."),
+    ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.epochs=30.")] = None,
     validation: Annotated[Path | None, typer.Option(help="Images to measure the accuracy on.")] = None,
     keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,
@@ -142,10 +145,10 @@ def learn(
     from treering.console import Bars, Printer
 
     printer = Printer(console)
-    steps: list[int] = []
+    plans: list[photos.Plan] = []
 
     def tell(plan: photos.Plan) -> None:
-        steps.append(plan.step)
+        plans.append(plan)
         printer.plan(plan, model, folder)
 
     again = f"interrupted; {model} is as it was, and the same command goes on from where it was saved last"
@@ -165,7 +168,7 @@ def learn(
             progress=bars,
         )
     if outcome:
-        printer.outcome(outcome, steps[0])
+        printer.outcome(outcome, plans[0])
 
 
 @app.command()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from treering import speed
+from treering import methods, speed
 from treering.evaluation import Evaluation, Prediction
 from treering.images import shown
 from treering.overview import Overview
@@ -52,23 +52,32 @@ class Printer:
             example = " and ".join(plan.in_two_classes[0])
             doubtful = _images(len(plan.in_two_classes))
             self.line(f"In two classes, for example {example}, so not to be told apart: {doubtful}.")
-        per = "each class" if budget.kind == "per-class" else "all classes together"
-        self.line(f"It keeps at most {budget.size} images of {per}, held-out ones included.")
+        per = {"per-class": "each class", "per-step": "each step"}.get(budget.kind, "all classes together")
+        if methods.find(recipe.method).keeps_memory:
+            self.line(f"It keeps at most {_images(budget.size)} of {per}, held-out ones included.")
+        else:
+            self.line(f"It keeps no image but held-out ones: {recipe.method} has no memory.")
+        if plan.dropped:
+            self.line(f"Dropped, as the memory has no more room for held-out images: {_images(plan.dropped)}.")
         if plan.held_out:
             self.line(f"Held out of training, to measure it: {_images(plan.held_out)}.")
         elif plan.new and not plan.own_validation:
-            self.line("No image is held out: that takes classes of 5 images or more, and a memory of 5 or more.")
+            why = "that takes classes of 5 images or more" if plan.held_out_quota else "the memory has no room for any"
+            self.line(f"No image is held out: {why}.")
         where = "GPU" if plan.device.type == "cuda" else "CPU"
         more = ", less what an interrupted call has done already" if plan.resumed else ""
         self.line(f"Training takes about {speed.as_text(plan.seconds)} on this {where}{more}.")
 
-    def outcome(self, outcome: Outcome, step: int) -> None:
+    def outcome(self, outcome: Outcome, plan: Plan) -> None:
         """What has come of it."""
-        self.line(f"Step {step} is learnt, in {speed.as_text(outcome.seconds)}.")
+        self.line(f"Step {plan.step} is learnt, in {speed.as_text(outcome.seconds)}.")
         if outcome.accuracy is None:
             self.line("No image was held out, so its accuracy is not known.")
             return
-        self.line(f"Accuracy on {outcome.images} images it was not trained on: {outcome.accuracy:.1f} %")
+        what = "of the validation folder" if plan.own_validation else "it was not trained on"
+        some = outcome.measured_classes < outcome.classes
+        part = f", of {outcome.measured_classes} of the {outcome.classes} classes" if some else ""
+        self.line(f"Accuracy on {_images(outcome.images)} {what}{part}: {outcome.accuracy:.1f} %")
         if outcome.old_after is not None and outcome.old_before is not None:
             self.line(
                 f"  classes known before: {outcome.old_after:.1f} % (before this step {outcome.old_before:.1f} %)"

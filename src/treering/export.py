@@ -50,19 +50,23 @@ def export(learner: Learner, out: Path) -> float:
     if out.suffix not in (".onnx", ".pt2"):
         raise TreeringError(f"{out} must end in .onnx or .pt2")
     network = copy.deepcopy(method.network).cpu().eval()
-    exemplars = [image for ranked in method.memory.exemplars.values() for image in ranked.cpu()]
-    checked = exemplars[:: max(1, len(exemplars) // CHECKED)]  # some of every class
+    kept = [*method.memory.exemplars.values(), *model.held_out.values()]
+    images = [image for part in kept for image in part.cpu()]
+    checked = images[:: max(1, len(images) // CHECKED)]  # some of every class
     if not checked:
-        raise TreeringError("the model has no exemplars to check the exported file with")
+        raise TreeringError("the model has no images to check the exported file with")
     pixels = method.plain(torch.stack(checked)).float()
     deployed = Deployed(network).eval()
     with torch.no_grad():
         expected = deployed(pixels).numpy()
-    sizes = ", then to ".join(dict.fromkeys(f"{w} x {h}" for _, h, w in (model.image_shape, pixels.shape[1:])))
+    held, seen = (f"{width} x {height}" for _, height, width in (model.image_shape, pixels.shape[1:]))
+    resize = f"resize the whole image to {held} as Pillow does with BILINEAR"
+    if seen != held:
+        resize += f", then to {seen} as torch's interpolate does with mode='bilinear', antialias=True, and round"
     facts = {
         "classes": json.dumps([str(name) for name in model.classes]),
         "input": f"images: float32 N x {' x '.join(map(str, pixels.shape[1:]))}, RGB or grey, pixel values 0..255",
-        "preprocessing": f"resize the whole image to {sizes}; normalisation is inside",
+        "preprocessing": f"{resize}; normalisation is inside",
         "output": "probabilities: float32 N x classes",
         "treering": __version__,
     }

@@ -89,12 +89,20 @@ class Learner:
         self.progress = progress
         self._model: Model | None = None
 
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self)).parameters
+        given = {name: value for name, value in self.get_params().items() if value is not defaults[name].default}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments, as given."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: Any) -> Learner:
-        """Change constructor arguments; a learner that has learnt takes up `progress` and the memory's size only."""
+        """Change constructor arguments.
+
+        A learner that has learnt takes up `progress` and, with its next step, the memory's size only.
+        """
         for name, value in params.items():
             if name not in self.get_params():
                 raise TreeringError(f"unknown parameter {name}; valid: {', '.join(self.get_params())}")
@@ -120,12 +128,13 @@ class Learner:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def partial_fit(self, images: Any, labels: Any = None) -> Learner:
+    def partial_fit(self, images: Any, labels: Any = None, classes: Any = None) -> Learner:
         """Learn one step: new classes get a new head, images of known classes strengthen those.
 
         images: uint8 N x H x W (x 1 or 3), floating-point 0..1, names of image files, a torch Dataset of (image,
         label), a folder with one folder of images per class, or an iterator of batches (images, labels), which need not
-        fit into memory. On an error or an interruption the learner stays as it was before the call.
+        fit into memory. classes: what is to come, as scikit-learn's tools tell it; nothing depends on it. On an error
+        or an interruption the learner stays as it was before the call.
         """
         pixels, names = self._examples(images, labels)
         if self._model and self._model.held_out:  # `treering learn` measures the accuracy on them
@@ -169,6 +178,8 @@ class Learner:
 
     def _opened(self, images: Any) -> Any:
         """The pixels, if `images` are names of image files; anything else as it is."""
+        if isinstance(images, np.ndarray) and images.dtype.kind == "U":
+            images = images.tolist()
         if not isinstance(images, list | tuple) or not all(isinstance(one, str | os.PathLike) for one in images):
             return images
         size = self._image_size()

@@ -59,6 +59,10 @@ class Plan:
     """Whether the accuracy is measured on a folder of the user's."""
     held_out: int = 0
     """Images that are kept out of training to measure the accuracy."""
+    held_out_quota: int = 0
+    """Of each class, at most: its share of the budget."""
+    dropped: int = 0
+    """Images held out before that the memory has no more room for."""
     copies: int = 0
     """Images that are left out: copies of held-out ones or of exemplars."""
     in_two_classes: Sequence[tuple[str, str]] = ()
@@ -76,8 +80,12 @@ class Outcome:
     """What a step has led to, in percent of images that were not trained on; None where there are none."""
 
     images: int
+    classes: int
+    """Of the model."""
+    measured_classes: int
+    """Those that have such images."""
     accuracy: float | None
-    """Of all classes."""
+    """Of all of them."""
     old_before: float | None
     """Of the classes known before, before the step."""
     old_after: float | None
@@ -177,7 +185,9 @@ def learn(
         # To distil, the network before the step sees each image too: about a third of the cost of training on it.
         seconds = passes / speed.images_per_second(recipe, (3, side, side), place) * (4 / 3 if known else 1)
         doubts = _in_two_classes([*zip(loaded.labels, digests, strict=True), *_exemplars(model)])
-        plan = replace(plan, held_out=len(held_out), copies=len(left_out), in_two_classes=doubts)
+        dropped = sum(len(part[quota:]) for part in model.held_out.values()) if model else 0
+        plan = replace(plan, held_out=len(held_out), held_out_quota=quota, dropped=dropped)
+        plan = replace(plan, copies=len(left_out), in_two_classes=doubts)
         tell(replace(plan, seconds=seconds, resumed=resume is not None))
         if dry_run:
             return None
@@ -236,7 +246,8 @@ def _train(
             saved = time.monotonic()
 
     learner.learn(step, names, unfinished.resume, watch)
-    return _outcome(measured, known, before, _right_by_class(learner, measured), time.monotonic() - started)
+    after, classes = _right_by_class(learner, measured), len(learner.classes_)
+    return _outcome(classes, known, before, after, time.monotonic() - started)
 
 
 @contextlib.contextmanager
@@ -257,6 +268,7 @@ def _open(
     place = methods.find_device(device)
     if not files.exists(path / "manifest.json"):
         recipe = recipe_for(backbone or default_backbone(), place, memory).changed(changes)
+        methods.find(recipe.method).check(recipe)
         if replace(recipe.run, image_size=Run().image_size) != Run():
             raise TreeringError("of the settings of a run only run.image_size counts here; --seed sets the seed")
         return Learner(recipe=recipe, seed=seed, device=device)
@@ -318,9 +330,10 @@ def _held_out(
     secret = {digest for part in earlier.values() for digest in pixels.digests(part)}
     known = [str(name) for name in model.classes] if model else []
     exemplars = set(_exemplars(model))
+    seen = secret | {digest for _, digest in exemplars}  # under the name of another class, if this one is new
     free: dict[str, dict[bytes, int]] = {}
     for index, (name, digest) in enumerate(zip(loaded.labels, digests, strict=True)):
-        if digest not in secret and name not in known:
+        if digest not in seen and name not in known:
             free.setdefault(name, {})[digest] = index
     chosen: list[int] = []
     for name in sorted(free):
@@ -366,7 +379,7 @@ def _right_by_class(learner: Learner, measured: Mapping[str, Images]) -> dict[st
 
 
 def _outcome(
-    measured: Mapping[str, Images],
+    classes: int,
     known: Sequence[str],
     before: Mapping[str, list[bool]],
     after: Mapping[str, list[bool]],
@@ -379,7 +392,9 @@ def _outcome(
     each = [(name, percent([before[name]]), percent([after[name]])) for name in known if name in before]
     lost = [(name, was, now) for name, was, now in each if was is not None and now is not None and now < was]
     return Outcome(
-        sum(len(part) for part in measured.values()),
+        sum(map(len, after.values())),
+        classes,
+        len(after),
         percent(list(after.values())),
         percent(list(before.values())),
         percent([right for name, right in after.items() if name in known]),
@@ -427,7 +442,7 @@ def _unfinished(path: Path, fingerprint: str) -> InFlight | None:
         header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
         facts, tensors = json.loads(header["__metadata__"]["facts"]), safetensors.torch.load(state)
         if facts["fingerprint"] != fingerprint:
-            logger.warning("%s is of a step with other images or settings, and is given up", file)
+            logger.warning("%s is of a step with other images or settings, and is not taken up", file)
             return None
         return in_flight.unpack(tensors, facts["fits"])
     except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError) as error:

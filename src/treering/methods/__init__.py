@@ -39,6 +39,7 @@ def find(name: str) -> type[Method]:
 def create(recipe: Recipe, features: nn.Module, mean_image: Tensor, seed: int, device: torch.device) -> Method:
     """The recipe's method over a network that has this feature extractor and no heads yet."""
     chosen = find(recipe.method)
+    chosen.check(recipe)
     size = backbones.feature_size(features, mean_image.shape)
     network = IncrementalNetwork(features, size, mean_image, recipe.pixel_scale).to(device)
     return chosen(recipe, network, torch.Generator(device).manual_seed(seed))

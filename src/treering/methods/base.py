@@ -87,6 +87,10 @@ class Method(ABC):
         """The method's name in results."""
         return recipe.method
 
+    @classmethod  # noqa: B027  # most take any
+    def check(cls, recipe: Recipe) -> None:
+        """Raise if the method cannot work with the recipe's settings."""
+
     def start_from(self, build: Callable[[], nn.Module]) -> None:  # noqa: B027  # most need not know
         """Told when a model is loaded: `build` makes the feature extractor as it was before the first step."""
 

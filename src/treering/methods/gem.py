@@ -31,16 +31,19 @@ class GEM(Method):
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)
-        if recipe.memory.kind != "per-step" or recipe.memory.selection != "random":
-            raise TreeringError(
-                "GEM keeps a random sample of each step: set memory.kind to per-step and memory.selection to random"
-            )
         self.trainer.constrain = self._constrain
         # Batches come in two sizes and for a few thousand updates: compiling for both would take longer than it saves.
         self.trainer.compiles = False
         self._past: BatchUpdate | None = None
         """Computes the gradients of the loss on the memory, a batch for each earlier task."""
         self._episodes = self._episodic_memory()
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        if recipe.memory.kind != "per-step" or recipe.memory.selection != "random":
+            raise TreeringError(
+                "GEM keeps a random sample of each step: set memory.kind to per-step and memory.selection to random"
+            )
 
     def learn_step(self, step: Step) -> None:
         first_new = self.network.classes
