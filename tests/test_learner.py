@@ -368,12 +368,21 @@ def test_fit_forgets_what_was_learnt_before_unless_it_fails(two_steps: Learner) 
     assert state_of(learner) == state_of(tiny_learner().partial_fit(*given))
 
 
+def interrupt(progress: Progress) -> None:
+    raise KeyboardInterrupt
+
+
 def test_the_size_of_the_memory_can_be_changed_at_any_time() -> None:
     first, second, third = (examples(dict.fromkeys(names, 6)) for names in (("a", "b"), ("c", "d"), ("e", "f")))
     learner = tiny_learner(memory=2).partial_fit(*first)
     with pytest.raises(TreeringError, match="set memory to at least 4"):
         learner.partial_fit(*second)
+    learner.set_params(memory=20, progress=interrupt)
     before = state_of(learner)
+    with pytest.raises(KeyboardInterrupt):
+        learner.partial_fit(*second)
+    assert state_of(learner) == before
+    learner.set_params(progress=None)
     with pytest.raises(TreeringError, match=r"a memory of 3 images .* set memory to at least 4"):
         learner.set_params(memory=3).partial_fit(*second)
     assert state_of(learner) == before
@@ -397,7 +406,11 @@ def test_the_memory_of_gem_can_only_grow() -> None:
     with pytest.raises(TreeringError, match="GEM cannot be made smaller"):
         learner.partial_fit(*examples({"c": 6, "d": 6}))
     assert state_of(learner) == before
-    learner.set_params(memory=Budget("per-step", 6, "random")).partial_fit(*examples({"c": 6, "d": 6}))
+    learner.set_params(memory=Budget("per-step", 6, "random"), progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        learner.partial_fit(*examples({"c": 6, "d": 6}))
+    assert state_of(learner) == before
+    learner.set_params(progress=None).partial_fit(*examples({"c": 6, "d": 6}))
     learner.partial_fit(*examples({"e": 6, "f": 6}))
     sizes = [len(part) for part in learner.exemplars_.values()]
     assert [sum(sizes[:2]), sum(sizes[2:4]), sum(sizes[4:])] == [4, 6, 6]

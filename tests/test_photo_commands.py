@@ -142,9 +142,9 @@ def test_held_out_images_that_a_smaller_memory_has_no_room_for_are_told(place: P
     shutil.copytree(place / "model", tmp_path / "model")
     third, fourth = (write_photos(tmp_path / name, {name: 8}) for name in ("ant", "bee"))
     done = command("learn", tmp_path / "model", third, "--memory", 1, "--device", "cpu")
-    assert "It keeps at most 1 image of each class, held-out ones included." in done.out
+    assert "It keeps at most 1 image of each class." in done.out
     assert "Dropped, as the memory has no more room for held-out images: 3 images." in done.out
-    assert "No image is held out: the memory has no room for any." in done.out
+    assert "No image is held out: no part of the memory is set aside for it." in done.out
     assert "Accuracy on 3 images it was not trained on, of 3 of the 4 classes: " in done.out
     done = command("learn", tmp_path / "model", fourth, "--memory", 10, "--device", "cpu")
     assert "Accuracy on 1 image it was not trained on, of 1 of the 5 classes: " in done.out
@@ -157,6 +157,9 @@ def test_settings_that_a_method_cannot_work_with_are_refused_before_the_plan(pla
     for more in (["--dry-run"], []):
         done = command("learn", tmp_path / "model", place / "first", *TINY, "--set", "method=gem", *more)
         done.refused("GEM keeps a random sample of each step: set memory.kind to per-step")
+        assert done.out == ""
+        done = command("learn", tmp_path / "model", place / "first", *TINY, "--set", "memory.kind=per-step", *more)
+        done.refused("only GEM keeps exemplars per step")
         assert done.out == ""
 
 

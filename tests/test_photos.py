@@ -210,8 +210,10 @@ def test_copies_and_images_in_two_classes_are_told(tmp_path: Path, first: Path) 
     assert plan.in_two_classes == [("cat", "lynx")] * FIRST["cat"]
     shutil.rmtree(again / "cat")
     shutil.rmtree(again / "dog")
-    kept_cats = kept(known.exemplars_["cat"])
-    assert planned(tmp_path / "model", again).in_two_classes == [("cat", "lynx")] * len(kept_cats)
+    cats = len(known.exemplars_["cat"]) + secret_cats
+    assert planned(tmp_path / "model", again).in_two_classes == [("cat", "lynx")] * cats
+    learn(tmp_path / "model", again)
+    assert planned(tmp_path / "model", make_folder(tmp_path / "other", {"owl": 5})).in_two_classes == []
 
 
 def test_no_exemplar_of_another_class_is_held_out(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ class Printer:
             self.line(f"In two classes, for example {example}, so not to be told apart: {doubtful}.")
         per = {"per-class": "each class", "per-step": "each step"}.get(budget.kind, "all classes together")
         if methods.find(recipe.method).keeps_memory:
-            self.line(f"It keeps at most {_images(budget.size)} of {per}, held-out ones included.")
+            included = ", held-out ones included" if plan.held_out_quota else ""
+            self.line(f"It keeps at most {_images(budget.size)} of {per}{included}.")
         else:
             self.line(f"It keeps no image but held-out ones: {recipe.method} has no memory.")
         if plan.dropped:
@@ -62,7 +63,11 @@ class Printer:
         if plan.held_out:
             self.line(f"Held out of training, to measure it: {_images(plan.held_out)}.")
         elif plan.new and not plan.own_validation:
-            why = "that takes classes of 5 images or more" if plan.held_out_quota else "the memory has no room for any"
+            why = (
+                "that takes classes of 5 images or more"
+                if plan.held_out_quota
+                else "no part of the memory is set aside for it"
+            )
             self.line(f"No image is held out: {why}.")
         where = "GPU" if plan.device.type == "cuda" else "CPU"
         more = ", less what an interrupted call has done already" if plan.resumed else ""

@@ -24,7 +24,7 @@ from treering.version import __version__
 TOLERANCE = 1e-4
 """Largest difference of a probability between the exported model and this one."""
 CHECKED = 64
-"""About as many exemplars both are asked about."""
+"""About as many images, exemplars and held-out ones, both are asked about."""
 
 
 class Deployed(nn.Module):
@@ -40,7 +40,7 @@ class Deployed(nn.Module):
 
 
 def export(learner: Learner, out: Path) -> float:
-    """Write `out` (.onnx or .pt2) and return the largest difference found when it was checked on the exemplars."""
+    """Write `out` (.onnx or .pt2) and return the largest difference found when it was checked on the model's images."""
     model = learner.learnt_model()
     method = model.method
     if type(method).probabilities is not Method.probabilities:
@@ -60,7 +60,8 @@ def export(learner: Learner, out: Path) -> float:
     with torch.no_grad():
         expected = deployed(pixels).numpy()
     held, seen = (f"{width} x {height}" for _, height, width in (model.image_shape, pixels.shape[1:]))
-    resize = f"resize the whole image to {held} as Pillow does with BILINEAR"
+    resize = "turn the image upright (EXIF), put it on white where it is transparent, "
+    resize += f"resize the whole of it to {held} as Pillow does with BILINEAR"
     if seen != held:
         resize += f", then to {seen} as torch's interpolate does with mode='bilinear', antialias=True, and round"
     facts = {

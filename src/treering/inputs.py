@@ -95,7 +95,7 @@ def _without_labels(batch: Any) -> Any:
     if not isinstance(batch, tuple | list) or not batch:
         return batch
     is_stack = getattr(batch[0], "ndim", 0) == 4
-    return batch[0] if is_stack or (len(batch) == 2 and np.ndim(batch[1]) == 1) else batch
+    return batch[0] if is_stack or (len(batch) > 1 and np.ndim(batch[1]) == 1) else batch
 
 
 def as_labels(labels: Any) -> list[Hashable]:

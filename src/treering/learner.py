@@ -101,7 +101,7 @@ class Learner:
     def set_params(self, **params: Any) -> Learner:
         """Change constructor arguments.
 
-        A learner that has learnt takes up `progress` and, with its next step, the memory's size only.
+        Of a learner that has learnt `partial_fit` takes up `progress` and the memory's size only, `fit` everything.
         """
         for name, value in params.items():
             if name not in self.get_params():
@@ -238,7 +238,6 @@ class Learner:
         quota = budget.held_out_quota(len(column)) if model.held_out else 0
         held_out = {label: part[:quota] for label, part in model.held_out.items()}
         learnt = replace(model, classes=model.classes + new, history=[*model.history, record], held_out=held_out)
-        size_before = method.recipe.memory.size
         try:
             method.resize_memory(budget.size)
             method.trainer.dropout_seed = (model.seed + number * 100_000) % 2**62
@@ -247,7 +246,6 @@ class Learner:
             self._model = learnt
         except BaseException:
             if self._model is not learnt:
-                method.resize_memory(size_before)
                 method.restore(before)
             raise
 

@@ -22,6 +22,7 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from treering import checkpoint, files, images, in_flight, methods, pixels, speed
 from treering.errors import TreeringError
@@ -85,7 +86,7 @@ class Outcome:
     measured_classes: int
     """Those that have such images."""
     accuracy: float | None
-    """Of all of them."""
+    """Of all images."""
     old_before: float | None
     """Of the classes known before, before the step."""
     old_after: float | None
@@ -155,8 +156,10 @@ def learn(
         added = {name: counts[name] for name in new}
         more = {name: counts[name] for name in known if name in counts}
         plan = Plan(recipe, place, len(learner.history_) + 1, added, more, loaded.skipped, checks is not None)
-        learnt_so = model is not None and model.method.recipe == recipe
-        if model and learnt_so and model.history[-1].get("files") == files_now:  # by a call that was killed afterwards
+        same_settings = model is not None and model.method.recipe == recipe
+        if (
+            model and same_settings and model.history[-1].get("files") == files_now
+        ):  # by a call that was killed afterwards
             tell(replace(plan, step=len(learner.history_), done_already=True))
             if not dry_run:
                 (path / ".learning").unlink(missing_ok=True)
@@ -177,14 +180,14 @@ def learn(
 
         manifest = path / "manifest.json"
         before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
-        resized = [str(recipe.memory.size)] if model and not learnt_so else []
+        resized = [str(recipe.memory.size)] if model and not same_settings else []  # the manifest has the size before
         fingerprint = _fingerprint(before_it, str(learner.seed), files_now, *resized)
         resume = _unfinished(path, fingerprint)
         passes = _image_passes(model, recipe, names)
         side = recipe.augmentation.crop_size if recipe.augmentation.kind in ("photo", "twofold") else size
         # To distil, the network before the step sees each image too: about a third of the cost of training on it.
         seconds = passes / speed.images_per_second(recipe, (3, side, side), place) * (4 / 3 if known else 1)
-        doubts = _in_two_classes([*zip(loaded.labels, digests, strict=True), *_exemplars(model)])
+        doubts = _in_two_classes(loaded.labels, digests, _exemplars(model) + _held_out_before(model))
         dropped = sum(len(part[quota:]) for part in model.held_out.values()) if model else 0
         plan = replace(plan, held_out=len(held_out), held_out_quota=quota, dropped=dropped)
         plan = replace(plan, copies=len(left_out), in_two_classes=doubts)
@@ -327,7 +330,7 @@ def _held_out(
     """
     random = np.random.RandomState(len(model.history) if model else 0)
     earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
-    secret = {digest for part in earlier.values() for digest in pixels.digests(part)}
+    secret = {digest for _, digest in _held_out_before(model)}
     known = [str(name) for name in model.classes] if model else []
     exemplars = set(_exemplars(model))
     seen = secret | {digest for _, digest in exemplars}  # under the name of another class, if this one is new
@@ -348,16 +351,25 @@ def _held_out(
 
 def _exemplars(model: Model | None) -> list[tuple[str, bytes]]:
     """Class and digest of every image in memory."""
-    if model is None:
-        return []
-    kept = model.method.memory.exemplars.items()
-    return [(str(model.classes[column]), digest) for column, part in kept for digest in pixels.digests(part)]
+    return _named_digests(model, model.method.memory.exemplars) if model else []
 
 
-def _in_two_classes(images: Sequence[tuple[str, bytes]]) -> list[tuple[str, str]]:
-    """Two classes of each image that is in more than one."""
+def _held_out_before(model: Model | None) -> list[tuple[str, bytes]]:
+    """Class and digest of every image that is held out."""
+    return _named_digests(model, model.held_out) if model else []
+
+
+def _named_digests(model: Model, images: Mapping[int, Tensor]) -> list[tuple[str, bytes]]:
+    return [(str(model.classes[column]), digest) for column, part in images.items() for digest in pixels.digests(part)]
+
+
+def _in_two_classes(
+    labels: Sequence[str], digests: Sequence[bytes], known: Sequence[tuple[str, bytes]]
+) -> list[tuple[str, str]]:
+    """Two classes of each image of the folder that is in more than one, here or among the `known` ones."""
+    given = set(digests)
     classes: dict[bytes, set[str]] = {}
-    for name, digest in images:
+    for name, digest in [*zip(labels, digests, strict=True), *(one for one in known if one[1] in given)]:
         classes.setdefault(digest, set()).add(name)
     return [(first, second) for first, second, *_ in (sorted(names) for names in classes.values() if len(names) > 1)]
 

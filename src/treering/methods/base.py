@@ -87,9 +87,11 @@ class Method(ABC):
         """The method's name in results."""
         return recipe.method
 
-    @classmethod  # noqa: B027  # most take any
+    @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Raise if the method cannot work with the recipe's settings."""
+        if cls.keeps_memory:
+            recipe.memory.quota(1)
 
     def start_from(self, build: Callable[[], nn.Module]) -> None:  # noqa: B027  # most need not know
         """Told when a model is loaded: `build` makes the feature extractor as it was before the first step."""
@@ -208,6 +210,7 @@ class Method(ABC):
             "columns": self.network.columns,
             "exemplars": dict(self.memory.exemplars),
             "generator": self.generator.get_state(),
+            "recipe": self.recipe,
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -215,4 +218,5 @@ class Method(ABC):
         self.network.resize(snapshot["columns"])
         self.network.load_tensors(snapshot["head_sizes"], snapshot["tensors"])
         self.memory.exemplars = dict(snapshot["exemplars"])
+        self.recipe, self.memory.budget = snapshot["recipe"], snapshot["recipe"].memory
         restore_generator(self.generator, snapshot["generator"])
