@@ -117,6 +117,7 @@ def test_an_orientation_that_does_not_exist_is_none(tmp_path: Path, orientation:
     close_to(images.read(written(tmp_path, Image.fromarray(quadrants()), "PNG", exif=exif), 40), COLOURS, 0)
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0", b"Exif\0\0MM\0*\0\0\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 9]
