@@ -18,13 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
 
-from treering import checkpoint, files, images, in_flight, methods, pixels, speed
+from treering import checkpoint, division, files, images, in_flight, methods, pixels, speed
 from treering.errors import TreeringError
 from treering.images import ImageFolder, LoadedFolder
 from treering.learner import Learner
@@ -38,9 +36,6 @@ logger = logging.getLogger(__name__)
 
 SAVE_EVERY = 10.0
 """Seconds between two saves of an unfinished step; each is at the end of an epoch."""
-HELD_OUT = 10
-"""One image in ten of a new class is held out of training, if the class has `ENOUGH`."""
-ENOUGH = 5
 
 
 @dataclass(frozen=True)
@@ -152,31 +147,24 @@ def learn(
         digests = pixels.digests(loaded.images)
         files_now = _fingerprint(repr(loaded.labels), str(checks is None), *(digest.hex() for digest in digests))
 
-        counts = Counter(loaded.labels)
-        added = {name: counts[name] for name in new}
-        more = {name: counts[name] for name in known if name in counts}
-        plan = Plan(recipe, place, len(learner.history_) + 1, added, more, loaded.skipped, checks is not None)
         same_settings = model is not None and model.method.recipe == recipe
-        if (
-            model and same_settings and model.history[-1].get("files") == files_now
-        ):  # by a call that was killed afterwards
-            tell(replace(plan, step=len(learner.history_), done_already=True))
+        plan = _plan(learner, place, loaded, known, new, checks is not None)
+        if model and same_settings and model.history[-1].get("files") == files_now:  # a call was killed afterwards
+            tell(replace(plan, step=len(model.history), done_already=True))
             if not dry_run:
                 (path / ".learning").unlink(missing_ok=True)
             return None
 
-        quota = recipe.memory.held_out_quota(len(known) + len(new))
-        measured, held_out, left_out = _held_out(loaded, digests, model, 0 if checks else quota)
-        if checks:
-            trained_on = {*digests, *(digest for _, digest in _exemplars(model))}
-            measured = _validation(checks, size, disk, known + new, trained_on)
-        trained = sorted(set(range(len(loaded.labels))) - held_out - left_out)
-        lost = set(new) - {loaded.labels[index] for index in trained}
-        if lost:
-            raise TreeringError(f"every image of {min(lost)} is held out already, in another class: put others there")
-        if not trained:
+        quota = plan.held_out_quota
+        parts = division.divide(loaded, digests, model, 0 if checks else quota)
+        if not parts.trained:
             raise TreeringError(f"{folder} has no image that the model does not have already: nothing to learn")
-        step, names = loaded.images[torch.tensor(trained)], [loaded.labels[index] for index in trained]
+        measured = parts.measured
+        if checks:
+            exemplars, _ = division.kept_by(model)
+            trained_on = {*digests, *(digest for _, digest in exemplars)}
+            measured = division.for_validation(_loaded(checks, size, disk), known + new, trained_on)
+        step, names = loaded.images[torch.tensor(parts.trained)], [loaded.labels[index] for index in parts.trained]
 
         manifest = path / "manifest.json"
         before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
@@ -184,14 +172,9 @@ def learn(
         fingerprint = _fingerprint(before_it, str(learner.seed), files_now, *resized)
         resume = _unfinished(path, fingerprint)
         passes = _image_passes(model, recipe, names)
-        side = recipe.augmentation.crop_size if recipe.augmentation.kind in ("photo", "twofold") else size
-        # To distil, the network before the step sees each image too: about a third of the cost of training on it.
-        seconds = passes / speed.images_per_second(recipe, (3, side, side), place) * (4 / 3 if known else 1)
-        doubts = _in_two_classes(loaded.labels, digests, _exemplars(model) + _held_out_before(model))
-        dropped = sum(len(part[quota:]) for part in model.held_out.values()) if model else 0
-        plan = replace(plan, held_out=len(held_out), held_out_quota=quota, dropped=dropped)
-        plan = replace(plan, copies=len(left_out), in_two_classes=doubts)
-        tell(replace(plan, seconds=seconds, resumed=resume is not None))
+        seconds = _seconds(passes, recipe, size, place, distils=bool(known))
+        plan = replace(plan, held_out=len(parts.held_out), copies=len(parts.copies))
+        tell(replace(plan, in_two_classes=parts.in_two_classes, seconds=seconds, resumed=resume is not None))
         if dry_run:
             return None
 
@@ -207,6 +190,31 @@ def learn(
         checkpoint.replace(model, path, keep)
         (path / ".learning").unlink(missing_ok=True)
         return outcome
+
+
+def _plan(
+    learner: Learner,
+    device: torch.device,
+    loaded: LoadedFolder,
+    known: Sequence[str],
+    new: Sequence[str],
+    own_validation: bool,
+) -> Plan:
+    """What the folder and the settings alone tell."""
+    recipe, counts = learner.resolved_recipe(), Counter(loaded.labels)
+    quota = recipe.memory.held_out_quota(len(known) + len(new))
+    held_out = learner.model.held_out.values() if learner.model else ()
+    return Plan(
+        recipe,
+        device,
+        len(learner.history_) + 1,
+        {name: counts[name] for name in new},
+        {name: counts[name] for name in known if name in counts},
+        loaded.skipped,
+        own_validation,
+        held_out_quota=quota,
+        dropped=sum(len(part[quota:]) for part in held_out),
+    )
 
 
 @dataclass(frozen=True)
@@ -287,99 +295,20 @@ def _open(
     return learner
 
 
+def _loaded(folder: ImageFolder, size: int, disk: Path | None) -> LoadedFolder:
+    """A folder whose unreadable files are nobody's plan."""
+    loaded = images.load(folder, size, disk)
+    for path, reason in loaded.skipped:
+        logger.warning("%s is left out: %s", path, reason)
+    return loaded
+
+
 def _require_classes(folder: Path, loaded: LoadedFolder, known: Sequence[str], new: Sequence[str]) -> None:
     if not loaded.labels:
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in loaded.skipped[:3])
         raise TreeringError(f"no image in {folder} can be read ({reasons})")
     if not known and len(new) < 2:
         raise TreeringError(f"{folder} has one class only, {new[0]}: a model needs two or more to tell apart")
-
-
-def _validation(
-    checks: ImageFolder, size: int, disk: Path | None, classes: Sequence[str], trained: set[bytes]
-) -> dict[str, Images]:
-    """The images of the user's own validation folder, of the classes that the model is going to know.
-
-    Those whose digest is among the `trained` ones are left out.
-    """
-    loaded = images.load(checks, size, disk)
-    for path, reason in loaded.skipped:
-        logger.warning("%s is left out: %s", path, reason)
-    own = [index for index, name in enumerate(loaded.labels) if name in classes]
-    if not own:
-        raise TreeringError("the validation folder has no readable image of a class that the model is going to know")
-    digests = pixels.digests(loaded.images)
-    unseen = [index for index in own if digests[index] not in trained]
-    if not unseen:
-        raise TreeringError("the model learns from every image of the validation folder: give others to measure it on")
-    if len(unseen) < len(own):
-        logger.warning(
-            "%d of the images for validation are left out: the model learns from them", len(own) - len(unseen)
-        )
-    return _by_class(loaded, unseen)
-
-
-def _held_out(
-    loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, quota: int
-) -> tuple[dict[str, Images], set[int], set[int]]:
-    """Images to measure the accuracy on: one in ten of each new class, `quota` at most, its share of the budget.
-
-    Those of known classes may have been trained on. Returns those of each class, of earlier steps too; which images of
-    this step are held out; and which others are left out: copies of held-out ones, which must not be trained on
-    either, and of exemplars, which the memory has already.
-    """
-    random = np.random.RandomState(len(model.history) if model else 0)
-    earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
-    secret = {digest for _, digest in _held_out_before(model)}
-    known = [str(name) for name in model.classes] if model else []
-    exemplars = set(_exemplars(model))
-    seen = secret | {digest for _, digest in exemplars}  # under the name of another class, if this one is new
-    free: dict[str, dict[bytes, int]] = {}
-    for index, (name, digest) in enumerate(zip(loaded.labels, digests, strict=True)):
-        if digest not in seen and name not in known:
-            free.setdefault(name, {})[digest] = index
-    chosen: list[int] = []
-    for name in sorted(free):
-        own = list(free[name].values())
-        count = min(max(1, len(own) // HELD_OUT), quota) if len(own) >= ENOUGH else 0
-        chosen += random.permutation(own)[:count].tolist()
-    secret |= {digests[index] for index in chosen}
-    labelled = enumerate(zip(loaded.labels, digests, strict=True))
-    left_out = {index for index, (name, digest) in labelled if digest in secret or (name, digest) in exemplars}
-    return _by_class(loaded, chosen) | earlier, set(chosen), left_out - set(chosen)
-
-
-def _exemplars(model: Model | None) -> list[tuple[str, bytes]]:
-    """Class and digest of every image in memory."""
-    return _named_digests(model, model.method.memory.exemplars) if model else []
-
-
-def _held_out_before(model: Model | None) -> list[tuple[str, bytes]]:
-    """Class and digest of every image that is held out."""
-    return _named_digests(model, model.held_out) if model else []
-
-
-def _named_digests(model: Model, images: Mapping[int, Tensor]) -> list[tuple[str, bytes]]:
-    return [(str(model.classes[column]), digest) for column, part in images.items() for digest in pixels.digests(part)]
-
-
-def _in_two_classes(
-    labels: Sequence[str], digests: Sequence[bytes], known: Sequence[tuple[str, bytes]]
-) -> list[tuple[str, str]]:
-    """Two classes of each image of the folder that is in more than one, here or among the `known` ones."""
-    given = set(digests)
-    classes: dict[bytes, set[str]] = {}
-    for name, digest in [*zip(labels, digests, strict=True), *(one for one in known if one[1] in given)]:
-        classes.setdefault(digest, set()).add(name)
-    return [(first, second) for first, second, *_ in (sorted(names) for names in classes.values() if len(names) > 1)]
-
-
-def _by_class(loaded: LoadedFolder, chosen: Sequence[int]) -> dict[str, Images]:
-    """The chosen images of each class."""
-    rows: dict[str, list[int]] = {}
-    for index in chosen:
-        rows.setdefault(loaded.labels[index], []).append(index)
-    return {name: loaded.images[torch.tensor(own)] for name, own in rows.items()}
 
 
 def _right_by_class(learner: Learner, measured: Mapping[str, Images]) -> dict[str, list[bool]]:
@@ -426,6 +355,14 @@ def _image_passes(model: Model | None, recipe: Recipe, names: Sequence[str]) -> 
         fresh = sum(min(count, largest) for name, count in Counter(names).items() if name not in memory)
         passes += StagePlan.of(sum(memory.values()) + fresh, recipe.balanced, recipe).image_passes
     return passes
+
+
+def _seconds(passes: int, recipe: Recipe, size: int, device: torch.device, distils: bool) -> float:
+    """How long training takes, about, by the speed of this device just now."""
+    side = recipe.augmentation.crop_size if recipe.augmentation.kind in ("photo", "twofold") else size
+    rate = speed.images_per_second(recipe, (3, side, side), device)
+    # To distil, the network before the step sees each image too: about a third of the cost of training on it.
+    return passes / rate * (4 / 3 if distils else 1)
 
 
 def _fingerprint(*parts: str) -> str:

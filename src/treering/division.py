@@ -1,0 +1,110 @@
+"""Which photos of a step are trained on and which only measure it: no photo, nor a copy of one, ever does both.
+
+Photos are told apart by a digest of their pixels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treering import pixels
+from treering.errors import TreeringError
+from treering.images import LoadedFolder
+from treering.model import Model
+from treering.pixels import Images
+
+logger = logging.getLogger(__name__)
+
+HELD_OUT = 10
+"""One image in ten of a new class is held out of training, if the class has `ENOUGH`."""
+ENOUGH = 5
+
+
+@dataclass(frozen=True)
+class Division:
+    """The photos of a folder by what becomes of them; numbers are their places in the folder."""
+
+    trained: list[int]
+    held_out: list[int]
+    copies: list[int]
+    """Left out: of held-out photos, which must not be trained on, or of exemplars, which the memory has already."""
+    measured: dict[str, Images]
+    """Photos of each class to measure the accuracy on, those of earlier steps included."""
+    in_two_classes: list[tuple[str, str]]
+    """Two classes of each photo of the folder that is in more than one, here or in what the model keeps."""
+
+
+def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, quota: int) -> Division:
+    """Hold out one in ten of each new class, `quota` at most; of known classes any photo may have been trained on."""
+    random = np.random.RandomState(len(model.history) if model else 0)
+    known = {str(name) for name in model.classes} if model else set()
+    exemplars, secrets = kept_by(model)
+    secret = {digest for _, digest in secrets}
+    seen = secret | {digest for _, digest in exemplars}  # under the name of another class, if this one is new
+    labelled = list(zip(loaded.labels, digests, strict=True))
+    free: dict[str, dict[bytes, int]] = {}
+    for index, (name, digest) in enumerate(labelled):
+        if digest not in seen and name not in known:
+            free.setdefault(name, {})[digest] = index
+    held_out: list[int] = []
+    for name in sorted(free):
+        own = list(free[name].values())
+        count = min(max(1, len(own) // HELD_OUT), quota) if len(own) >= ENOUGH else 0
+        held_out += random.permutation(own)[:count].tolist()
+    secret |= {digests[index] for index in held_out}
+    out = {index for index, one in enumerate(labelled) if one[1] in secret or one in exemplars}
+    trained = [index for index in range(len(labelled)) if index not in out]
+    lost = set(loaded.labels) - known - {loaded.labels[index] for index in trained}
+    if lost:
+        raise TreeringError(f"every image of {min(lost)} is held out already, in another class: put others there")
+    earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
+    measured = by_class(loaded, held_out) | earlier
+    copies = sorted(out - set(held_out))
+    return Division(trained, held_out, copies, measured, _in_two_classes(labelled, exemplars | secrets))
+
+
+def for_validation(loaded: LoadedFolder, classes: Sequence[str], trained: set[bytes]) -> dict[str, Images]:
+    """The photos of `classes` in a validation folder of the user's, without those whose digest is a `trained` one's."""
+    own = [index for index, name in enumerate(loaded.labels) if name in classes]
+    if not own:
+        raise TreeringError("the validation folder has no readable image of a class that the model is going to know")
+    digests = pixels.digests(loaded.images)
+    unseen = [index for index in own if digests[index] not in trained]
+    if not unseen:
+        raise TreeringError("the model learns from every image of the validation folder: give others to measure it on")
+    if len(unseen) < len(own):
+        count = len(own) - len(unseen)
+        logger.warning("%d of the images for validation are left out: the model learns from them", count)
+    return by_class(loaded, unseen)
+
+
+def kept_by(model: Model | None) -> tuple[set[tuple[str, bytes]], set[tuple[str, bytes]]]:
+    """Class and digest of every exemplar, and of every held-out image."""
+
+    def named(images: Mapping[int, Tensor]) -> set[tuple[str, bytes]]:
+        parts = {str(model.classes[column]): part for column, part in images.items()} if model else {}
+        return {(name, digest) for name, part in parts.items() for digest in pixels.digests(part)}
+
+    return (named(model.method.memory.exemplars), named(model.held_out)) if model else (set(), set())
+
+
+def by_class(loaded: LoadedFolder, chosen: Sequence[int]) -> dict[str, Images]:
+    """The chosen images of each class."""
+    rows: dict[str, list[int]] = {}
+    for index in chosen:
+        rows.setdefault(loaded.labels[index], []).append(index)
+    return {name: loaded.images[torch.tensor(own)] for name, own in rows.items()}
+
+
+def _in_two_classes(labelled: Sequence[tuple[str, bytes]], kept: set[tuple[str, bytes]]) -> list[tuple[str, str]]:
+    classes: dict[bytes, set[str]] = {digest: set() for _, digest in labelled}
+    for name, digest in [*labelled, *kept]:
+        if digest in classes:
+            classes[digest].add(name)
+    return [(first, second) for first, second, *_ in (sorted(names) for names in classes.values() if len(names) > 1)]
