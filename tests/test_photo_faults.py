@@ -428,6 +428,20 @@ def test_other_settings_after_an_interruption_start_anew(
     assert model_state(path) == model_state(peace) != models.before
 
 
+@pytest.mark.parametrize("begun", [MEMORY, MEMORY + 4])
+def test_a_later_step_goes_on_with_the_same_memory_and_starts_anew_with_another(
+    tmp_path: Path, models: Models, begun: int
+) -> None:
+    for size in (MEMORY, MEMORY + 4):
+        path, peace = models.copy(tmp_path / f"model-{size}"), models.copy(tmp_path / f"peace-{size}")
+        interrupt_after(path, models.second, 4, memory=begun)
+        told: list[photos.Plan] = []
+        learn(path, models.second, tell=told.append, memory=size)
+        assert told[0].resumed == (size == begun)
+        learn(peace, models.second, memory=size)
+        assert model_state(path) == model_state(peace)
+
+
 def test_an_unfinished_step_of_a_version_that_was_undone_is_not_gone_on_with(tmp_path: Path, models: Models) -> None:
     path = models.copy(tmp_path / "model")
     learn(path, models.second)
