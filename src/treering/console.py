@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from treering import methods, speed
+from treering import division, methods, speed
 from treering.evaluation import Evaluation, Prediction
 from treering.images import shown
 from treering.overview import Overview
@@ -63,11 +63,8 @@ class Printer:
         if plan.held_out:
             self.line(f"Held out of training, to measure it: {_images(plan.held_out)}.")
         elif plan.new and not plan.own_validation:
-            why = (
-                "that takes classes of 5 images or more"
-                if plan.held_out_quota
-                else "no part of the memory is set aside for it"
-            )
+            why = f"that takes classes of {division.ENOUGH} images or more"
+            why = why if plan.held_out_quota else "no part of the memory is set aside for it"
             self.line(f"No image is held out: {why}.")
         where = "GPU" if plan.device.type == "cuda" else "CPU"
         more = ", less what an interrupted call has done already" if plan.resumed else ""

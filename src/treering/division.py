@@ -44,7 +44,7 @@ def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, 
     """Hold out one in ten of each new class, `quota` at most; of known classes any photo may have been trained on."""
     random = np.random.RandomState(len(model.history) if model else 0)
     known = {str(name) for name in model.classes} if model else set()
-    exemplars, secrets = kept_by(model)
+    exemplars, secrets = _kept_by(model)
     secret = {digest for _, digest in secrets}
     seen = secret | {digest for _, digest in exemplars}  # under the name of another class, if this one is new
     labelled = list(zip(loaded.labels, digests, strict=True))
@@ -64,13 +64,16 @@ def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, 
     if lost:
         raise TreeringError(f"every image of {min(lost)} is held out already, in another class: put others there")
     earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
-    measured = by_class(loaded, held_out) | earlier
+    measured = _by_class(loaded, held_out) | earlier
     copies = sorted(out - set(held_out))
     return Division(trained, held_out, copies, measured, _in_two_classes(labelled, exemplars | secrets))
 
 
-def for_validation(loaded: LoadedFolder, classes: Sequence[str], trained: set[bytes]) -> dict[str, Images]:
-    """The photos of `classes` in a validation folder of the user's, without those whose digest is a `trained` one's."""
+def for_validation(
+    loaded: LoadedFolder, classes: Sequence[str], step: Sequence[bytes], model: Model | None
+) -> dict[str, Images]:
+    """The photos of `classes` in a validation folder, without copies of the step's (their digests) and of exemplars."""
+    trained = {*step, *(digest for _, digest in _kept_by(model)[0])}
     own = [index for index, name in enumerate(loaded.labels) if name in classes]
     if not own:
         raise TreeringError("the validation folder has no readable image of a class that the model is going to know")
@@ -81,20 +84,22 @@ def for_validation(loaded: LoadedFolder, classes: Sequence[str], trained: set[by
     if len(unseen) < len(own):
         count = len(own) - len(unseen)
         logger.warning("%d of the images for validation are left out: the model learns from them", count)
-    return by_class(loaded, unseen)
+    return _by_class(loaded, unseen)
 
 
-def kept_by(model: Model | None) -> tuple[set[tuple[str, bytes]], set[tuple[str, bytes]]]:
+def _kept_by(model: Model | None) -> tuple[set[tuple[str, bytes]], set[tuple[str, bytes]]]:
     """Class and digest of every exemplar, and of every held-out image."""
+    if model is None:
+        return set(), set()
+    names = [str(name) for name in model.classes]
 
     def named(images: Mapping[int, Tensor]) -> set[tuple[str, bytes]]:
-        parts = {str(model.classes[column]): part for column, part in images.items()} if model else {}
-        return {(name, digest) for name, part in parts.items() for digest in pixels.digests(part)}
+        return {(names[column], digest) for column, part in images.items() for digest in pixels.digests(part)}
 
-    return (named(model.method.memory.exemplars), named(model.held_out)) if model else (set(), set())
+    return named(model.method.memory.exemplars), named(model.held_out)
 
 
-def by_class(loaded: LoadedFolder, chosen: Sequence[int]) -> dict[str, Images]:
+def _by_class(loaded: LoadedFolder, chosen: Sequence[int]) -> dict[str, Images]:
     """The chosen images of each class."""
     rows: dict[str, list[int]] = {}
     for index in chosen:

@@ -6,6 +6,7 @@ A folder of images has one folder per class: FOLDER/<class>/<image>, with more f
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import unicodedata
 import warnings
@@ -22,6 +23,8 @@ from torch import Tensor
 from treering import files
 from treering.errors import TreeringError
 from treering.pixels import PixelFile, StoredImages
+
+logger = logging.getLogger(__name__)
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 WORKERS = min(8, os.cpu_count() or 1)
@@ -230,6 +233,14 @@ def load(
     skipped += [(found.classes[name][0].parent, "no image of this class can be read") for name in unread]
     stored = StoredImages(file, torch.cat(rows) if rows else torch.empty(0, dtype=torch.long))
     return LoadedFolder(stored, labels, skipped)
+
+
+def load_with_warnings(found: ImageFolder, size: int, folder: Path | None = None) -> LoadedFolder:
+    """`load`, for who does not list what was left out."""
+    loaded = load(found, size, folder)
+    for path, reason in loaded.skipped:
+        logger.warning("%s is left out: %s", path, reason)
+    return loaded
 
 
 def read_or_reason(path: Path, size: int) -> np.ndarray | str:

@@ -136,19 +136,22 @@ class Learner:
         fit into memory. classes: what is to come, as scikit-learn's tools tell it; nothing depends on it. On an error
         or an interruption the learner stays as it was before the call.
         """
-        pixels, names = self._examples(images, labels)
-        if self._model and self._model.held_out:  # `treering learn` measures the accuracy on them
-            secret = set(digests(torch.cat(list(self._model.held_out.values()))))
-            free = [index for index, digest in enumerate(digests(pixels)) if digest not in secret]
-            if len(free) < len(names):
-                lost = _in_order(set(names) - {names[index] for index in free} - set(self._model.classes))
-                if lost or not free:
-                    whose = f" of {lost[0]}" if lost else ""
-                    raise TreeringError(f"all images{whose} are held out of training, to measure it: give others")
-                logger.warning("%d of the images are left out: they are held out of training", len(names) - len(free))
-                pixels, names = pixels[torch.tensor(free)], [names[index] for index in free]
-        self.learn(pixels, names)
+        self.learn(*self._without_held_out(*self._examples(images, labels)))
         return self
+
+    def _without_held_out(self, pixels: Images, names: list[Hashable]) -> tuple[Images, list[Hashable]]:
+        """Without images that `treering learn` measures the accuracy on."""
+        if not self._model or not self._model.held_out:
+            return pixels, names
+        secret = set(digests(torch.cat(list(self._model.held_out.values()))))
+        free = [index for index, digest in enumerate(digests(pixels)) if digest not in secret]
+        lost = _in_order(set(names) - {names[index] for index in free} - set(self._model.classes))
+        if lost or not free:
+            whose = f" of {lost[0]}" if lost else ""
+            raise TreeringError(f"all images{whose} are held out of training, to measure it: give others")
+        if len(free) < len(names):
+            logger.warning("%d of the images are left out: they are held out of training", len(names) - len(free))
+        return pixels[torch.tensor(free)], [names[index] for index in free]
 
     def fit(self, images: Any, labels: Any = None) -> Learner:
         """Forget everything, then learn one step: what scikit-learn's tools call, cross-validation for one."""
@@ -195,9 +198,7 @@ class Learner:
     def _from_folder(self, folder: Path, labels: Any) -> tuple[Images, list[Hashable]]:
         if labels is not None:
             raise TreeringError("a folder brings its own labels: leave the labels out")
-        loaded = image_files.load(image_files.scan(folder), self._image_size())
-        for path, reason in loaded.skipped:
-            logger.warning("%s is left out: %s", path, reason)
+        loaded = image_files.load_with_warnings(image_files.scan(folder), self._image_size())
         if not loaded.labels:
             raise TreeringError(f"no image in {folder} can be read")
         return loaded.images, list(loaded.labels)
@@ -236,7 +237,7 @@ class Learner:
         }
         logger.info("step %d: %d images, %d new classes", number, len(names), len(new))
         quota = budget.held_out_quota(len(column)) if model.held_out else 0
-        held_out = {label: part[:quota] for label, part in model.held_out.items()}
+        held_out = {label: part[:quota] for label, part in model.held_out.items() if quota}
         learnt = replace(model, classes=model.classes + new, history=[*model.history, record], held_out=held_out)
         try:
             method.resize_memory(budget.size)

@@ -24,7 +24,7 @@ import torch
 
 from treering import checkpoint, division, files, images, in_flight, methods, pixels, speed
 from treering.errors import TreeringError
-from treering.images import ImageFolder, LoadedFolder
+from treering.images import LoadedFolder
 from treering.learner import Learner
 from treering.methods.base import StagePlan
 from treering.model import Model
@@ -73,7 +73,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step has led to, in percent of images that were not trained on; None where there are none."""
+    """What a step has led to, in percent of the images that measure it; None where there are none."""
 
     images: int
     classes: int
@@ -161,9 +161,8 @@ def learn(
             raise TreeringError(f"{folder} has no image that the model does not have already: nothing to learn")
         measured = parts.measured
         if checks:
-            exemplars, _ = division.kept_by(model)
-            trained_on = {*digests, *(digest for _, digest in exemplars)}
-            measured = division.for_validation(_loaded(checks, size, disk), known + new, trained_on)
+            others = images.load_with_warnings(checks, size, disk)
+            measured = division.for_validation(others, known + new, digests, model)
         step, names = loaded.images[torch.tensor(parts.trained)], [loaded.labels[index] for index in parts.trained]
 
         manifest = path / "manifest.json"
@@ -293,14 +292,6 @@ def _open(
     if not all(isinstance(name, str) for name in learner.learnt_model().classes):
         raise TreeringError(f"the classes of {path} are numbers, so folders of images cannot be added to it")
     return learner
-
-
-def _loaded(folder: ImageFolder, size: int, disk: Path | None) -> LoadedFolder:
-    """A folder whose unreadable files are nobody's plan."""
-    loaded = images.load(folder, size, disk)
-    for path, reason in loaded.skipped:
-        logger.warning("%s is left out: %s", path, reason)
-    return loaded
 
 
 def _require_classes(folder: Path, loaded: LoadedFolder, known: Sequence[str], new: Sequence[str]) -> None:

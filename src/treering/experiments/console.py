@@ -65,7 +65,7 @@ def run(
             for name, one in ready.items():
                 if _is_result_of(one.recipe, results):
                     line = f"{name} was run before: remove {one.result_file} to run it again"
-                    console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
+                    _print(console, line)
                 if console.is_interactive:
                     one.watch = _bar_watch(bars, bars.add_task(name, total=one.image_passes_planned, now=""))
                 else:
@@ -88,11 +88,16 @@ def run(
     if table.row_count:
         console.print(table)
         where = f"Results are in {results.resolve()}"
-        console.print(where, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        _print(console, where)
     for outcome in outcomes.values():
         if isinstance(outcome, Exception) and not isinstance(outcome, TreeringError):
             raise outcome
     return errors
+
+
+def _print(console: Console, line: str) -> None:
+    """One line, whatever the names in it."""
+    console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def _where(now: RunProgress) -> str:
@@ -122,7 +127,7 @@ def _log_watch(console: Console, name: str) -> Callable[[RunProgress], None]:
         left = speed.as_text((now.image_passes_planned - now.image_passes) / rate)
         before = "" if now.accuracy_before is None else f"; {now.accuracy_before:.1f} % after step {now.step - 1}"
         line = f"{name}: {_where(now)}, {rate:,.0f} images/s, {left} left{before}"
-        console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        _print(console, line)
 
     return show
 
@@ -160,7 +165,7 @@ def show_plan(console: Console, recipes: Sequence[Recipe], folder: Path, results
         highlight=False,
     )
     for line in missing:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _print(console, line)
 
 
 def _is_result_of(recipe: Recipe, results: Path) -> bool:
