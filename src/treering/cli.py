@@ -8,7 +8,7 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,8 +17,11 @@ import treering
 from treering.errors import TreeringError
 from treering.recipe import Recipe
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
 console = Console()
+
+UsageError: Any = typer.BadParameter.__base__
+"""A misspelt option, a missing argument and the like; typer has no public name for it."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -29,9 +32,13 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def treering_command(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     """Teach an image classifier new classes over time, without forgetting the old ones."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -277,6 +284,12 @@ def _print_error(message: object) -> None:
     Console(stderr=True, soft_wrap=True).print(f"treering: {text}", markup=False, highlight=False, emoji=False)
 
 
+def _usage(error: Any) -> str:
+    """What is wrong with a command, and where to read how it is written."""
+    command = error.ctx.command_path if error.ctx else "treering"
+    return f"{error.format_message().rstrip('.')} (see `{command} --help`)"
+
+
 def _keep_freed_memory() -> None:
     """Have Linux's allocator keep what is freed for the next batch: fetching it afresh takes 40 % of a CPU's time."""
     if sys.platform == "linux":
@@ -293,14 +306,16 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # of letters that the terminal's encoding lacks
     try:
-        app()
+        code = app(standalone_mode=False)
     except TreeringError as error:
         _print_error(error)
+    except UsageError as error:
+        _print_error(_usage(error))
     except MemoryError:
         _print_error("out of memory: close other programs and try again")
     except OSError as error:
         _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
         sys.stdout = None  # it may be what is full
     else:
-        return
+        sys.exit(code or 0)
     sys.exit(2)
