@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -9,8 +10,11 @@ import logging
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files as resources
@@ -793,6 +797,51 @@ def test_runs_in_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
     for one, other in zip(together, alone, strict=True):
         assert without_times(one) == without_times(other)  # type: ignore[arg-type]
     assert without_times(alone[0])["confusion"] != without_times(alone[1])["confusion"]
+
+
+class Epochs:
+    """Stands in for a run on a GPU: it trains until it is told to stop, and then takes a while to save its state."""
+
+    def __init__(self) -> None:
+        self.method = SimpleNamespace(generator=SimpleNamespace(device=torch.device("cuda")))
+        self.image_passes_planned = self.runs_at_once = 1
+        self.stopping = self.training = self.saved = False
+
+    def prepare(self) -> None:
+        pass
+
+    def __call__(self) -> None:
+        self.training = True
+        deadline = time.monotonic() + 60
+        while not self.stopping and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        self.saved = self.stopping
+        raise KeyboardInterrupt
+
+
+def test_runs_at_once_save_their_states_however_often_they_are_interrupted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda priority: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    runs = [Epochs(), Epochs()]
+
+    def interrupt() -> None:
+        while not all(run.training for run in runs):
+            time.sleep(0.01)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_many(runs)  # type: ignore[arg-type]
+    assert all(run.saved for run in runs)
+    assert "ends its epoch and saves its state" in caplog.text
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_two_processes_cannot_be_at_one_run(tmp_path: Path) -> None:

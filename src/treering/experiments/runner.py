@@ -7,15 +7,17 @@ be taken up is kept under another name.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
 import os
 import platform
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -396,16 +398,35 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any]
                 threads.append(threading.Thread(target=work, args=(index, stream), daemon=True))
     for thread in threads:
         thread.start()
-    try:
+    with _interrupted_gently(runs):
         for thread in threads:
             thread.join()
-    except KeyboardInterrupt:
+    return outcomes
+
+
+@contextlib.contextmanager
+def _interrupted_gently(runs: Sequence[StreamRun]) -> Iterator[None]:
+    """Ctrl-C, however often, has each run end its epoch and save its state; it counts when they have.
+
+    `timeout`, for one, sends the signal twice; and Python must not end while its threads train: C++ aborts it then.
+    """
+
+    def stop(*signalled: object) -> None:
+        logger.warning("interrupted: each run ends its epoch and saves its state first")
         for run in runs:
             run.stopping = True
-        for thread in threads:
-            thread.join()
-        raise
-    return outcomes
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # others decide what a signal does here
+        return
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if any(run.stopping for run in runs):
+        raise KeyboardInterrupt
 
 
 def current_commit() -> str:
