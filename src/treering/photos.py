@@ -91,6 +91,11 @@ class Outcome:
     """Known classes that have lost accuracy: class, before, after; the worst first."""
     seconds: float
 
+    def accuracies(self) -> dict[str, float | None]:
+        """As a model's history has them."""
+        accuracies = {"all": self.accuracy, "old": self.old_after, "old_before": self.old_before, "new": self.new}
+        return accuracies | {"images": self.images}
+
 
 def default_backbone() -> str:
     """A network that has seen ImageNet where its packages are installed, else one that learns from scratch."""
@@ -147,10 +152,9 @@ def learn(
         digests = pixels.digests(loaded.images)
         files_now = _fingerprint(repr(loaded.labels), str(checks is None), *(digest.hex() for digest in digests))
 
-        same_settings = model is not None and model.method.recipe == recipe
         plan = _plan(learner, place, loaded, known, new, checks is not None)
-        if model and same_settings and model.history[-1].get("files") == files_now:  # a call was killed afterwards
-            tell(replace(plan, step=len(model.history), done_already=True))
+        if _settings_kept(learner) and learner.history_[-1].get("files") == files_now:  # a call was killed afterwards
+            tell(replace(plan, step=plan.step - 1, done_already=True))
             if not dry_run:
                 (path / ".learning").unlink(missing_ok=True)
             return None
@@ -165,10 +169,7 @@ def learn(
             measured = division.for_validation(others, known + new, digests, model)
         step, names = loaded.images[torch.tensor(parts.trained)], [loaded.labels[index] for index in parts.trained]
 
-        manifest = path / "manifest.json"
-        before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
-        resized = [str(recipe.memory.size)] if model and not same_settings else []  # the manifest has the size before
-        fingerprint = _fingerprint(before_it, str(learner.seed), files_now, *resized)
+        fingerprint = _step_fingerprint(path, learner, files_now)
         resume = _unfinished(path, fingerprint)
         passes = _image_passes(model, recipe, names)
         seconds = _seconds(passes, recipe, size, place, distils=bool(known))
@@ -179,14 +180,10 @@ def learn(
 
         unfinished = Unfinished(path, fingerprint, resume)
         outcome = _train(learner, step, names, measured, unfinished, functools.partial(progress, "training"), passes)
-        model = learner.learnt_model()
         if not checks:
-            kept = {name: pixels.tensor(part)[:quota] for name, part in measured.items()}
-            model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
-        accuracy = {"all": outcome.accuracy, "old": outcome.old_after, "old_before": outcome.old_before}
-        accuracy |= {"new": outcome.new, "images": outcome.images}
-        model.history[-1] |= {"accuracy": accuracy, "files": files_now}
-        checkpoint.replace(model, path, keep)
+            _hold_out(learner.learnt_model(), measured, quota)
+        learner.learnt_model().history[-1] |= {"accuracy": outcome.accuracies(), "files": files_now}
+        checkpoint.replace(learner.learnt_model(), path, keep)
         (path / ".learning").unlink(missing_ok=True)
         return outcome
 
@@ -302,6 +299,17 @@ def _require_classes(folder: Path, loaded: LoadedFolder, known: Sequence[str], n
         raise TreeringError(f"{folder} has one class only, {new[0]}: a model needs two or more to tell apart")
 
 
+def _settings_kept(learner: Learner) -> bool:
+    """Whether a model goes on with the settings it has."""
+    return learner.model is not None and learner.model.method.recipe == learner.resolved_recipe()
+
+
+def _hold_out(model: Model, measured: Mapping[str, Images], quota: int) -> None:
+    """Keep the images that have measured this step for the next one."""
+    kept = {name: pixels.tensor(part)[:quota] for name, part in measured.items()}
+    model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
+
+
 def _right_by_class(learner: Learner, measured: Mapping[str, Images]) -> dict[str, list[bool]]:
     """For each image of each class, whether the learner knows it."""
     return {
@@ -359,6 +367,14 @@ def _seconds(passes: int, recipe: Recipe, size: int, device: torch.device, disti
 def _fingerprint(*parts: str) -> str:
     """Of all that decides a result."""
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _step_fingerprint(path: Path, learner: Learner, files_now: str) -> str:
+    """Of the model before the step and all that the step brings."""
+    manifest, recipe = path / "manifest.json", learner.resolved_recipe()
+    before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
+    resized = [str(recipe.memory.size)] if learner.model and not _settings_kept(learner) else []
+    return _fingerprint(before_it, str(learner.seed), files_now, *resized)
 
 
 def _save_unfinished(path: Path, fingerprint: str, state: InFlight) -> None:
