@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -64,22 +64,28 @@ def run(
             ready = {name: one for name, one in runs.items() if one is not None}
             for name, one in ready.items():
                 if _is_result_of(one.recipe, results):
-                    line = f"{name} was run before: remove {one.result_file} to run it again"
-                    _print(console, line)
+                    _print(console, f"{name} was run before: remove {one.result_file} to run it again")
                 if console.is_interactive:
                     one.watch = _bar_watch(bars, bars.add_task(name, total=one.image_passes_planned, now=""))
                 else:
                     one.watch = _log_watch(console, name)
             outcomes |= zip(ready, run_many(list(ready.values()), at_once), strict=True)
 
+    _show_results(console, {name: outcomes[name] for name in names}, results)
+    failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Exception)}
+    for error in failed.values():
+        if not isinstance(error, TreeringError):
+            raise error
+    return [f"{name}: {failed[name]}" for name in names if name in failed]
+
+
+def _show_results(console: Console, outcomes: Mapping[str, dict | Exception], results: Path) -> None:
+    """A table of the runs that came to a result."""
     table = Table()
     for column in ("run", "average without first", "average", "last step", "images/s", "minutes"):
         table.add_column(column, justify="left" if column == "run" else "right", overflow="fold")
-    errors = []
-    for name in names:
-        outcome = outcomes[name]
+    for name, outcome in outcomes.items():
         if isinstance(outcome, Exception):
-            errors.append(f"{name}: {outcome}")
             continue
         figures = (outcome["average_without_first"], outcome["average"], outcome["accuracy"][-1])
         rate, minutes = outcome["images_per_second"], outcome["seconds"] / 60
@@ -87,12 +93,7 @@ def run(
         table.add_row(Text(name), *cells, f"{rate:,.0f}", f"{minutes:.1f}")
     if table.row_count:
         console.print(table)
-        where = f"Results are in {results.resolve()}"
-        _print(console, where)
-    for outcome in outcomes.values():
-        if isinstance(outcome, Exception) and not isinstance(outcome, TreeringError):
-            raise outcome
-    return errors
+        _print(console, f"Results are in {results.resolve()}")
 
 
 def _print(console: Console, line: str) -> None:
@@ -126,8 +127,7 @@ def _log_watch(console: Console, name: str) -> Callable[[RunProgress], None]:
         rate = now.image_passes / now.seconds
         left = speed.as_text((now.image_passes_planned - now.image_passes) / rate)
         before = "" if now.accuracy_before is None else f"; {now.accuracy_before:.1f} % after step {now.step - 1}"
-        line = f"{name}: {_where(now)}, {rate:,.0f} images/s, {left} left{before}"
-        _print(console, line)
+        _print(console, f"{name}: {_where(now)}, {rate:,.0f} images/s, {left} left{before}")
 
     return show
 
