@@ -800,48 +800,72 @@ def test_runs_in_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
 
 
 class Epochs:
-    """Stands in for a run on a GPU: it trains until it is told to stop, and then takes a while to save its state."""
+    """Stands in for a run on a GPU: it trains until it is told to stop, and saves when no more signals are to come."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: threading.Event) -> None:
         self.method = SimpleNamespace(generator=SimpleNamespace(device=torch.device("cuda")))
         self.image_passes_planned = self.runs_at_once = 1
-        self.stopping = self.training = self.saved = False
+        self.stopping = self.saved = False
+        self.training = threading.Event()
+        self.quiet = quiet
 
     def prepare(self) -> None:
         pass
 
     def __call__(self) -> None:
-        self.training = True
-        deadline = time.monotonic() + 60
+        self.training.set()
+        deadline = time.monotonic() + 10
         while not self.stopping and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(0.5)
-        self.saved = self.stopping
+        self.saved = self.stopping and self.quiet.wait(10)
         raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("moment", ["while they are started", "while they train"])
 def test_runs_at_once_save_their_states_however_often_they_are_interrupted(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
 ) -> None:
     stream = SimpleNamespace(wait_stream=lambda other: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda priority: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    runs = [Epochs(), Epochs()]
+    quiet = threading.Event()
+    runs = [Epochs(quiet) for _ in range(3)]
+    heard = []
+    start = threading.Thread.start
 
     def interrupt() -> None:
-        while not all(run.training for run in runs):
-            time.sleep(0.01)
+        for run in runs:
+            run.training.wait(10)
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
+            time.sleep(0.05)
+        quiet.set()
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        run_many(runs)  # type: ignore[arg-type]
-    assert all(run.saved for run in runs)
-    assert "ends its epoch and saves its state" in caplog.text
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        signal.raise_signal(signal.SIGINT)
+        quiet.set()
+
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append([run.saved for run in runs]))
+    interrupter = threading.Thread(target=interrupt)
+    try:
+        if moment == "while they train":
+            interrupter.start()
+        else:
+            monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+        outcomes = run_many(runs)  # type: ignore[arg-type]
+    finally:
+        monkeypatch.undo()
+        if interrupter.ident:
+            interrupter.join()
+        signal.signal(signal.SIGINT, before)
+    # Whoever handled the signal before hears of it once, when all that had begun is saved.
+    started = [run.training.is_set() for run in runs]
+    assert started[0]
+    assert heard == [started]
+    assert all(isinstance(outcome, TreeringError) for outcome in outcomes)
+    assert caplog.text.count("ends its epoch and saves its state") == 1
 
 
 def test_two_processes_cannot_be_at_one_run(tmp_path: Path) -> None:

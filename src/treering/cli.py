@@ -286,8 +286,8 @@ def _print_error(message: object) -> None:
 
 def _usage(error: Any) -> str:
     """What is wrong with a command, and where to read how it is written."""
-    command = error.ctx.command_path if error.ctx else "treering"
-    return f"{error.format_message().rstrip('.')} (see `{command} --help`)"
+    where = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
+    return error.format_message().rstrip(".") + where
 
 
 def _keep_freed_memory() -> None:

@@ -91,10 +91,15 @@ class Outcome:
     """Known classes that have lost accuracy: class, before, after; the worst first."""
     seconds: float
 
-    def accuracies(self) -> dict[str, float | None]:
-        """As a model's history has them."""
-        accuracies = {"all": self.accuracy, "old": self.old_after, "old_before": self.old_before, "new": self.new}
-        return accuracies | {"images": self.images}
+    def for_history(self) -> dict[str, float | None]:
+        """What the model's history says of it."""
+        return {
+            "all": self.accuracy,
+            "old": self.old_after,
+            "old_before": self.old_before,
+            "new": self.new,
+            "images": self.images,
+        }
 
 
 def default_backbone() -> str:
@@ -153,8 +158,8 @@ def learn(
         files_now = _fingerprint(repr(loaded.labels), str(checks is None), *(digest.hex() for digest in digests))
 
         plan = _plan(learner, place, loaded, known, new, checks is not None)
-        if _settings_kept(learner) and learner.history_[-1].get("files") == files_now:  # a call was killed afterwards
-            tell(replace(plan, step=plan.step - 1, done_already=True))
+        if model and not _resized(learner) and model.history[-1].get("files") == files_now:  # a call was killed later
+            tell(replace(plan, step=len(model.history), done_already=True))
             if not dry_run:
                 (path / ".learning").unlink(missing_ok=True)
             return None
@@ -182,7 +187,7 @@ def learn(
         outcome = _train(learner, step, names, measured, unfinished, functools.partial(progress, "training"), passes)
         if not checks:
             _hold_out(learner.learnt_model(), measured, quota)
-        learner.learnt_model().history[-1] |= {"accuracy": outcome.accuracies(), "files": files_now}
+        learner.learnt_model().history[-1] |= {"accuracy": outcome.for_history(), "files": files_now}
         checkpoint.replace(learner.learnt_model(), path, keep)
         (path / ".learning").unlink(missing_ok=True)
         return outcome
@@ -299,9 +304,9 @@ def _require_classes(folder: Path, loaded: LoadedFolder, known: Sequence[str], n
         raise TreeringError(f"{folder} has one class only, {new[0]}: a model needs two or more to tell apart")
 
 
-def _settings_kept(learner: Learner) -> bool:
-    """Whether a model goes on with the settings it has."""
-    return learner.model is not None and learner.model.method.recipe == learner.resolved_recipe()
+def _resized(learner: Learner) -> bool:
+    """Whether a model is to go on with another size of its memory, the one setting that can be changed."""
+    return learner.model is not None and learner.model.method.recipe != learner.resolved_recipe()
 
 
 def _hold_out(model: Model, measured: Mapping[str, Images], quota: int) -> None:
@@ -373,7 +378,7 @@ def _step_fingerprint(path: Path, learner: Learner, files_now: str) -> str:
     """Of the model before the step and all that the step brings."""
     manifest, recipe = path / "manifest.json", learner.resolved_recipe()
     before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
-    resized = [str(recipe.memory.size)] if learner.model and not _settings_kept(learner) else []
+    resized = [str(recipe.memory.size)] if _resized(learner) else []  # the manifest has the size before
     return _fingerprint(before_it, str(learner.seed), files_now, *resized)
 
 

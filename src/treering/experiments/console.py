@@ -71,12 +71,13 @@ def run(
                     one.watch = _log_watch(console, name)
             outcomes |= zip(ready, run_many(list(ready.values()), at_once), strict=True)
 
-    _show_results(console, {name: outcomes[name] for name in names}, results)
-    failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Exception)}
+    ordered = {name: outcomes[name] for name in names}
+    _show_results(console, ordered, results)
+    failed = {name: outcome for name, outcome in ordered.items() if isinstance(outcome, Exception)}
     for error in failed.values():
         if not isinstance(error, TreeringError):
             raise error
-    return [f"{name}: {failed[name]}" for name in names if name in failed]
+    return [f"{name}: {error}" for name, error in failed.items()]
 
 
 def _show_results(console: Console, outcomes: Mapping[str, dict | Exception], results: Path) -> None:

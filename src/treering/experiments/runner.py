@@ -396,9 +396,9 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any]
             # One after the other and before any run trains: captures and training do not mix.
             if guarded(index, run.prepare):
                 threads.append(threading.Thread(target=work, args=(index, stream), daemon=True))
-    for thread in threads:
-        thread.start()
     with _interrupted_gently(runs):
+        for thread in threads:
+            thread.start()
         for thread in threads:
             thread.join()
     return outcomes
@@ -406,27 +406,31 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any]
 
 @contextlib.contextmanager
 def _interrupted_gently(runs: Sequence[StreamRun]) -> Iterator[None]:
-    """Ctrl-C, however often, has each run end its epoch and save its state; it counts when they have.
+    """Ctrl-C, however often, has each run end its epoch and save its state, and is handled as before after that.
 
-    `timeout`, for one, sends the signal twice; and Python must not end while its threads train: C++ aborts it then.
+    `timeout -s INT`, for one, sends the signal twice; and C++ aborts a Python that ends while its threads train.
     """
+    interrupted = False
 
-    def stop(*signalled: object) -> None:
-        logger.warning("interrupted: each run ends its epoch and saves its state first")
+    def stop(*_: object) -> None:
+        nonlocal interrupted
         for run in runs:
             run.stopping = True
+        if not interrupted:
+            logger.warning("interrupted: each run ends its epoch and saves its state first")
+        interrupted = True
 
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # others decide what a signal does here
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):  # or the signal is ignored
+        yield
         return
     signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if any(run.stopping for run in runs):
-        raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        signal.raise_signal(signal.SIGINT)
 
 
 def current_commit() -> str:
