@@ -8,6 +8,7 @@ Heads of ten classes each, batch 128, 32 x 32 images; the median of many updates
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -27,6 +28,7 @@ CLASSES_PER_HEAD, IMAGES, SHAPE = 10, 1280, (3, 32, 32)
 def measure(heads: int, backbone: str, updates: int, device: torch.device) -> dict[str, float]:
     """Milliseconds of an update and of an evaluation of `IMAGES` images, and peak memory."""
     cuda = device.type == "cuda"
+    gc.collect()  # what an earlier measurement holds in cycles
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -21,7 +21,7 @@ def markdown(throughput: dict[str, Any], scaling: dict[str, Any]) -> str:
     lines = [f"| {_where(throughput)} | training images/s | times plain |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {rate:,.0f} | {rate / plain:.1f} |" for name, rate in rows.items()]
     outside = 1 - throughput["1 at once"] / throughput["updates_alone"]
-    lines += ["", f"One at once spends {100 * outside:.1f} % of its time outside the captured updates."]
+    lines += ["", f"Within an epoch one at once spends {100 * outside:.1f} % of its time outside the captured updates."]
     heads = {name.partition(" ")[0]: row for name, row in scaling.items() if name.endswith(" heads")}
     first = next(iter(heads.values()))["update_ms"]
     lines += [

@@ -170,7 +170,7 @@ def main() -> None:
     for count in options.at_once:
         rate = record[f"{count} at once"] = engine(count, options.epochs, data)
         line = f"{f'engine, {count} at once':22} {rate:10,.0f} images/s  {rate / plain:5.1f} x plain"
-        outside = f"  {1 - rate / most:6.2%} outside the captured updates" if count == 1 else ""
+        outside = f"  {1 - rate / most:6.2%} outside the updates" if count == 1 else ""
         print(line + outside)  # noqa: T201
     if options.out:
         options.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import socket
+import ssl
 import struct
 import tarfile
 import threading
@@ -281,13 +282,17 @@ def broken(name: str) -> bytes:
         "images that are no bytes": python2_pickle(batch([0, 1]) | {b"data": np.zeros((2, 3072))}),
         "images as a list": python2_pickle(batch([0, 1]) | {b"data": [1, 2, 3]}),
         "more labels than images": python2_pickle(batch([0, 1]) | {b"fine_labels": [0, 1, 2]}),
+        "a label beyond the classes": python2_pickle(batch(labels_of(1)) | {b"fine_labels": [*labels_of(1)[1:], 100]}),
+        "a negative label": python2_pickle(batch(labels_of(1)) | {b"fine_labels": [*labels_of(1)[1:], -1]}),
+        "a class without images": python2_pickle(batch([label for label in labels_of(3) if label])),
     }[name]
 
 
 UNREADABLE = ("empty", "first byte", "half", "last byte missing", "a web page", "a text", "an archive", "a picture")
 UNREADABLE += ("zeros", "a number", "a list", "a call of None", "an unhashable key", "a huge length")
 FOREIGN = ("an empty dictionary", "CIFAR-10", "images of another size", "images that are no bytes")
-FOREIGN += ("images as a list", "more labels than images")
+FOREIGN += ("images as a list", "more labels than images", "a label beyond the classes", "a negative label")
+FOREIGN += ("a class without images",)
 
 
 @pytest.mark.parametrize("file", ["train", "test", "meta"])
@@ -425,7 +430,7 @@ def test_the_archive_is_fetched_verified_and_unpacked(tmp_path: Path) -> None:
     assert cifar.load(tmp_path / "new" / "data").class_names == tuple(NAMES)
 
 
-@pytest.mark.parametrize("trouble", ["cut off", "hang up", "reset", "503"])
+@pytest.mark.parametrize("trouble", ["cut off", "hang up", "reset", "503", "other"])
 def test_a_connection_that_fails_twice_is_tried_a_third_time(tmp_path: Path, trouble: str) -> None:
     with Server(trouble, trouble, "whole") as server:
         cifar.fetch(tmp_path, server.url, ARCHIVE_MD5, pause=0)
@@ -466,6 +471,24 @@ def test_a_refused_connection_is_tried_three_times_and_leaves_nothing(
     assert url in str(error.value)
     assert "\n" not in str(error.value)
     assert pauses == [0.5, 1.0], "longer each time, and none after the last"
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("trouble", [ssl.SSLEOFError(8, "violation of protocol"), OSError(113, "No route to host")])
+def test_a_network_that_fails_in_its_own_ways_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: OSError
+) -> None:
+    tried = []
+
+    class Response(io.BytesIO):
+        def read(self, *size: Any) -> bytes:
+            tried.append(size)
+            raise trouble
+
+    monkeypatch.setattr(cifar.urllib.request, "urlopen", lambda url, timeout: Response())
+    with pytest.raises(TreeringError, match=f"^cannot download there .*{trouble.strerror}.*: fetch it elsewhere"):
+        cifar.fetch(tmp_path, "there", ARCHIVE_MD5, pause=0)
+    assert len(tried) == cifar.ATTEMPTS
     assert contents(tmp_path) == {}
 
 
@@ -595,7 +618,8 @@ def test_the_published_archive_is_asked_for_where_it_is_published(
         return io.BytesIO(b"not it")
 
     monkeypatch.setattr(cifar.urllib.request, "urlopen", answer)
+    monkeypatch.setattr(cifar.time, "sleep", lambda seconds: None)
     with pytest.raises(TreeringError, match="MD5"):
         cifar.load(tmp_path, download=True)
-    assert asked == ["https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"]
+    assert asked == cifar.ATTEMPTS * ["https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"]
     assert cifar.MD5 == "eb9058c3a382ffc7106e4002c42a8d85"

@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,9 +210,34 @@ def test_the_commit_is_the_one_given_or_that_of_the_checkout(monkeypatch: pytest
     monkeypatch.delenv("TREERING_COMMIT")
     folder = Path(treering.__file__).parent
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
-    assert runner.current_commit() == (git.stdout.strip() or "unknown")
+    assert runner.current_commit().rstrip("+") == (git.stdout.strip() or "unknown")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert runner.current_commit() == "unknown"
+
+
+def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not that of a project it is installed below, and marked where its files are not those of the commit."""
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    monkeypatch.delenv("TREERING_COMMIT")
+    package = tmp_path / "src" / "treering"
+    (package / "experiments").mkdir(parents=True)
+    monkeypatch.setattr(runner, "__file__", str(package / "experiments" / "runner.py"))
+    (package / "__init__.py").write_text("")
+
+    def git(*arguments: str) -> str:
+        author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path), *author, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init")
+    git("commit", "--allow-empty", "-m", "another project")
+    assert runner.current_commit() == "unknown"
+    git("add", ".")
+    git("commit", "-m", "its own")
+    assert runner.current_commit() == git("rev-parse", "HEAD")
+    (package / "__init__.py").write_text("changed = True\n")
+    assert runner.current_commit() == git("rev-parse", "HEAD") + "+"
 
 
 @pytest.mark.parametrize(
@@ -339,8 +365,8 @@ def test_a_log_gets_a_line_for_each_stage(
 
 def test_a_terminal_gets_a_bar_and_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = shown(tmp_path, monkeypatch, force_terminal=True, force_interactive=True)
-    assert "step 3/3 balanced epoch 2/2" in said
-    assert " left" not in said
+    assert re.search(r"step 3/3 balanced epoch 2/2, [\d,]+ images/s, 0 s left", said)
+    assert "after step" not in said
 
 
 # --- Interruption -----------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def load(folder: Path, download: bool = False) -> Dataset:
     """All hundred classes. `folder` holds cifar-100-python, or is it."""
     source = _find(folder, download)
     names = _names(source, b"fine_label_names")
-    return Dataset("cifar100", *_arrays(source / "train"), *_arrays(source / "test"), names)
+    return Dataset("cifar100", *_arrays(source / "train", names), *_arrays(source / "test", names), names)
 
 
 def load_vehicles(folder: Path, download: bool = False) -> Dataset:
@@ -72,13 +72,15 @@ def _names(source: Path, key: bytes) -> tuple[str, ...]:
     return tuple(name.decode() for name in names)
 
 
-def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     content = _read(path, b"data", b"fine_labels")
     pixels, labels = content[b"data"], content[b"fine_labels"]
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3 * 32 * 32,):
         raise _foreign(path, "its images are not 32 x 32 pixels in three colours")
     if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(label) is int for label in labels):
         raise _foreign(path, "it has not one label per image")
+    if set(labels) != set(range(len(names))):
+        raise _foreign(path, f"its labels are not those of the {len(names)} classes, 0 to {len(names) - 1}")
     images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), np.array(labels, dtype=np.int64)
 
@@ -119,22 +121,22 @@ def fetch(folder: Path, url: str = URL, md5: str = MD5, pause: float = 2.0) -> N
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TreeringError(f"cannot make the folder {folder}: {error.strerror}") from None
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(pause * attempt)
         try:
             with urllib.request.urlopen(url, timeout=30) as response:
                 archive = response.read()
-            break
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-            reason = getattr(error, "reason", error)
+        except (OSError, http.client.HTTPException) as error:  # of the network, in all its kinds
+            trouble = getattr(error, "reason", error)
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
-            if attempt == ATTEMPTS:
-                raise TreeringError(
-                    f"cannot download {url} ({reason}): fetch it elsewhere and unpack it in {folder}"
-                ) from None
-            time.sleep(pause * attempt)
-    if hashlib.md5(archive, usedforsecurity=False).hexdigest() != md5:
-        raise TreeringError(f"what {url} sent is not the published archive (its MD5 differs): try again later")
+            continue
+        if hashlib.md5(archive, usedforsecurity=False).hexdigest() == md5:
+            break
+        trouble = "what came is not the published archive: its MD5 differs"
+    else:
+        raise TreeringError(f"cannot download {url} ({trouble}): fetch it elsewhere and unpack it in {folder}")
     unpacked = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder))
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -57,7 +57,7 @@ def run(
             outcomes[run_name(recipe)] = error
             return None
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
     with Progress(*columns, console=console, disable=not console.is_interactive) as bars:
         for start in range(0, len(recipes), WAVE):
             runs = {run_name(recipe): prepared(recipe) for recipe in recipes[start : start + WAVE]}
@@ -66,7 +66,7 @@ def run(
                 if _is_result_of(one.recipe, results):
                     _print(console, f"{name} was run before: remove {one.result_file} to run it again")
                 if console.is_interactive:
-                    one.watch = _bar_watch(bars, bars.add_task(name, total=one.image_passes_planned, now=""))
+                    one.watch = _bar_watch(bars, bars.add_task(name, total=one.image_passes_planned, now="starting"))
                 else:
                     one.watch = _log_watch(console, name)
             outcomes |= zip(ready, run_many(list(ready.values()), at_once), strict=True)
@@ -103,15 +103,16 @@ def _print(console: Console, line: str) -> None:
 
 
 def _where(now: RunProgress) -> str:
-    return f"step {now.step}/{now.steps} {now.stage} epoch {now.epoch}/{now.epochs}"
+    rate = now.image_passes / now.seconds
+    left = speed.as_text((now.image_passes_planned - now.image_passes) / rate)
+    return f"step {now.step}/{now.steps} {now.stage} epoch {now.epoch}/{now.epochs}, {rate:,.0f} images/s, {left} left"
 
 
 def _bar_watch(bars: Progress, bar: TaskID) -> Callable[[RunProgress], None]:
     """Shows progress by a bar."""
 
     def show(now: RunProgress) -> None:
-        rate = f"{now.image_passes / now.seconds:,.0f} images/s"
-        bars.update(bar, completed=now.image_passes, now=f"{_where(now)} {rate}")
+        bars.update(bar, completed=now.image_passes, now=_where(now))
 
     return show
 
@@ -125,10 +126,8 @@ def _log_watch(console: Console, name: str) -> Callable[[RunProgress], None]:
         if seen == (now.step, now.stage):
             return
         seen = (now.step, now.stage)
-        rate = now.image_passes / now.seconds
-        left = speed.as_text((now.image_passes_planned - now.image_passes) / rate)
         before = "" if now.accuracy_before is None else f"; {now.accuracy_before:.1f} % after step {now.step - 1}"
-        _print(console, f"{name}: {_where(now)}, {rate:,.0f} images/s, {left} left{before}")
+        _print(console, f"{name}: {_where(now)}{before}")
 
     return show
 

@@ -434,17 +434,23 @@ def _interrupted_gently(runs: Sequence[StreamRun]) -> Iterator[None]:
 
 
 def current_commit() -> str:
-    """The commit of the code that runs: TREERING_COMMIT where it is set, else that of the git checkout."""
+    """The commit of the code that runs: TREERING_COMMIT where it is set, else that of the git checkout it lies in.
+
+    With "+" where files have been changed since; "unknown" where the code is installed, even below another project.
+    """
     if "TREERING_COMMIT" in os.environ:
         return os.environ["TREERING_COMMIT"]
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
     try:
-        asked = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
-        )
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return asked.stdout.strip()
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
