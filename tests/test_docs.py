@@ -1,4 +1,4 @@
-"""The worked example of docs/adding-a-method.md does what the page says."""
+"""What the pages in docs/ say is so: the worked example runs, and what they name is there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from treering.data.stream import Dataset, ResidentImages
 from treering.experiments.runner import StreamRun
 from treering.recipe import Run
 
-PAGE = Path(__file__).parent.parent / "docs" / "adding-a-method.md"
+PROJECT = Path(__file__).parent.parent
+PAGE = PROJECT / "docs" / "adding-a-method.md"
 
 
 @pytest.fixture
@@ -47,3 +48,22 @@ def test_the_example_runs_over_a_stream_as_planned(replay: type[methods.Method],
     assert result["method"] == "replay"
     assert result["image_passes"] == run.image_passes_planned
     assert len(result["accuracy"]) == 3
+
+
+def test_every_row_of_the_method_names_code_and_a_test_that_are_there() -> None:
+    page = (PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    tests = "".join(file.read_text(encoding="utf-8") for file in PROJECT.glob("tests/test_*.py"))
+    source = PROJECT / "src" / "treering"
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and "`test_" in line]
+    assert len(rows) > 25
+    for _, where, test in rows:
+        assert f"def {test.strip('`')}(" in tests, test
+        file, *names = re.findall(r"`([^`]+)`", where)
+        code = (source / file).read_text(encoding="utf-8")
+        assert all(f"def {name}(" in code for name in names), where
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *PROJECT.glob("docs/*.md")):
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert link.startswith("https://") or (page.parent / link).exists(), (page.name, link)
