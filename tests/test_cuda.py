@@ -36,23 +36,38 @@ RECIPE = Recipe(
 TENSORS = ("train_images", "train_labels", "test_images", "test_labels")
 GENTLE = replace(RECIPE, training=Schedule(6, 0.005), balanced=Schedule(3, 0.001))
 """With larger learning rates the last bits, which sums in any order leave open, soon decide where a training goes."""
+STEADY = replace(
+    RECIPE, training=Schedule(4, 0.0005), balanced=Schedule(2, 0.0001), memory=Budget(size=60, selection="random")
+)
+"""Hardly a training, whose memory depends on draws alone: in its losses what differs in the last bits stays small, and
+other batches show."""
 
 
-@pytest.fixture(scope="module")
-def images() -> ResidentImages:
-    """Six classes of noisy 16 x 16 patterns, easy to learn and easy to forget."""
+def patterns(noise: float) -> ResidentImages:
+    """Six classes of 16 x 16 patterns under noise, easy to learn and easy to forget."""
     random = np.random.RandomState(0)
     patterns = random.randint(0, 256, (6, 4, 4, 3)).repeat(4, 1).repeat(4, 2)
     labels = np.arange(6).repeat(80)
-    noisy = np.clip(patterns[labels] + random.normal(0, 40, (480, 16, 16, 3)), 0, 255).astype(np.uint8)
+    noisy = np.clip(patterns[labels] + random.normal(0, noise, (480, 16, 16, 3)), 0, 255).astype(np.uint8)
     test = np.arange(480) % 4 == 0
     names = tuple("abcdef")
     dataset = Dataset("blobs", noisy[~test], labels[~test], noisy[test], labels[test], names)
     return ResidentImages.of(dataset, torch.device("cuda"))
 
 
-def losses_of(recipe: Recipe, images: ResidentImages, folder) -> tuple[list[float], dict]:
-    run = StreamRun(recipe, images, folder)
+@pytest.fixture(scope="module")
+def images() -> ResidentImages:
+    return patterns(40)
+
+
+@pytest.fixture(scope="module")
+def noisy_images() -> ResidentImages:
+    """Under so much noise that not all test images are told apart."""
+    return patterns(160)
+
+
+def noting_losses(run: StreamRun) -> list[float]:
+    """Of every batch, once the run is under way."""
     losses: list[float] = []
     forward = run.method.trainer.on_epoch
 
@@ -61,17 +76,35 @@ def losses_of(recipe: Recipe, images: ResidentImages, folder) -> tuple[list[floa
         forward(report)
 
     run.method.trainer.on_epoch = note
-    return losses, run()
+    return losses
 
 
-def test_fast_engine_agrees_with_eager_float32(images, tmp_path):
-    quiet = replace(GENTLE, optimizer=replace(RECIPE.optimizer, noise_eta=0.0))
-    fast, fast_result = losses_of(quiet, images, tmp_path / "fast")
-    eager, eager_result = losses_of(replace(quiet, engine="eager"), images, tmp_path / "eager")
-    assert len(fast) == len(eager)
-    np.testing.assert_allclose(fast[:6], eager[:6], rtol=0.02)
-    assert abs(np.mean(fast[-10:]) - np.mean(eager[-10:])) < 0.15
-    assert abs(fast_result["average"] - eager_result["average"]) < 5
+def losses_of(recipe: Recipe, images: ResidentImages, folder) -> tuple[list[float], dict]:
+    run = StreamRun(recipe, images, folder)
+    return noting_losses(run), run()
+
+
+@pytest.fixture(scope="module")
+def steady(noisy_images, tmp_path_factory) -> list[list[float]]:
+    """The losses of a run alone, and of one with another seed: how far those of another random state are."""
+    runs = [replace(STEADY, run=replace(STEADY.run, seed=seed)) for seed in (0, 1)]
+    return [losses_of(recipe, noisy_images, tmp_path_factory.mktemp("steady"))[0] for recipe in runs]
+
+
+def distance(one: list[float], other: list[float]) -> float:
+    return float(np.abs(np.subtract(one, other)).mean())
+
+
+def test_fast_engine_agrees_with_eager_float32(noisy_images, steady, tmp_path):
+    eager, _ = losses_of(replace(STEADY, engine="eager"), noisy_images, tmp_path / "steady")
+    np.testing.assert_allclose(steady[0][:6], eager[:6], rtol=0.02)
+    assert distance(steady[0], eager) < 0.2 * distance(steady[0], steady[1])
+    accuracies = [
+        StreamRun(replace(GENTLE, engine=engine), noisy_images, tmp_path / engine)()["average"]
+        for engine in ("fast", "eager")
+    ]
+    assert min(accuracies) > 80
+    assert abs(accuracies[0] - accuracies[1]) < 5
 
 
 @pytest.mark.parametrize(
@@ -196,20 +229,20 @@ def test_gradient_noise_differs_between_replays_and_follows_the_seed(images):
     assert (first[1] - first[2]).std() > first.std()
 
 
-def test_a_run_does_not_depend_on_what_runs_beside_it(images, tmp_path):
-    alone = StreamRun(RECIPE, images, tmp_path / "alone")()
-    recipes = [replace(RECIPE, run=replace(RECIPE.run, seed=seed)) for seed in range(4)]
-    together = run_many([StreamRun(recipe, images, tmp_path / "together") for recipe in recipes])
-    assert not [outcome for outcome in together if isinstance(outcome, Exception)]
-    assert abs(together[0]["average"] - alone["average"]) < 3
-    assert together[0]["image_passes"] == alone["image_passes"]
+def test_a_run_does_not_depend_on_what_runs_beside_it(noisy_images, steady, tmp_path):
+    recipes = [replace(STEADY, run=replace(STEADY.run, seed=seed)) for seed in range(4)]
+    runs = [StreamRun(recipe, noisy_images, tmp_path) for recipe in recipes]
+    together = [noting_losses(run) for run in runs]
+    assert not [outcome for outcome in run_many(runs) if isinstance(outcome, Exception)]
+    for seed in (0, 1):
+        assert distance(together[seed], steady[seed]) < 0.2 * distance(together[seed], steady[1 - seed])
 
 
-@pytest.mark.parametrize("stop_after", [2, 8, 13])
-def test_interrupted_run_goes_on_to_the_same_result(images, tmp_path, monkeypatch, stop_after):
+@pytest.mark.parametrize("stop_after", [2, 6, 9])
+def test_interrupted_run_goes_on_to_the_same_result(noisy_images, steady, tmp_path, monkeypatch, stop_after):
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
-    whole = StreamRun(RECIPE, images, tmp_path / "whole")()
-    run = StreamRun(RECIPE, images, tmp_path / "stopped")
+    run = StreamRun(STEADY, noisy_images, tmp_path)
+    losses = noting_losses(run)
     epochs = 0
 
     def stop(progress):
@@ -221,9 +254,12 @@ def test_interrupted_run_goes_on_to_the_same_result(images, tmp_path, monkeypatc
     run.watch = stop
     with pytest.raises(KeyboardInterrupt):
         run()
-    resumed = StreamRun(RECIPE, images, tmp_path / "stopped")()
-    assert resumed["image_passes"] == whole["image_passes"]
-    assert abs(resumed["average"] - whole["average"]) < 3
+    resumed = StreamRun(STEADY, noisy_images, tmp_path)
+    losses_after = noting_losses(resumed)
+    result = resumed()
+    assert result["image_passes"] == resumed.image_passes_planned
+    whole, stranger = (each[len(losses) :] for each in steady)
+    assert distance(losses_after, whole) < 0.2 * distance(losses_after, stranger)
 
 
 def test_a_run_goes_on_on_another_device_and_back(images, tmp_path, monkeypatch):

@@ -353,7 +353,10 @@ def test_a_log_gets_a_line_for_each_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: dict[str, bool]
 ) -> None:
     name = run_name(TINY)
-    said = [line for line in shown(tmp_path, monkeypatch, **terminal).splitlines() if line.startswith(f"{name}: ")]
+    lines = shown(tmp_path, monkeypatch, **terminal).splitlines()
+    first, *said = [line for line in lines if line.startswith(f"{name}: ")]
+    planned = json.loads((tmp_path / f"{name}.json").read_text())["image_passes"]
+    assert first == f"{name}: {planned:,} image passes", "the first epoch may take long"
     stages = ["1/3 training", "2/3 training", "2/3 balanced", "3/3 training", "3/3 balanced"]
     accuracy = json.loads((tmp_path / f"{name}.json").read_text())["accuracy"]
     for line, stage in zip(said, stages, strict=True):

@@ -65,9 +65,10 @@ def run(
             for name, one in ready.items():
                 if _is_result_of(one.recipe, results):
                     _print(console, f"{name} was run before: remove {one.result_file} to run it again")
-                if console.is_interactive:
+                elif console.is_interactive:
                     one.watch = _bar_watch(bars, bars.add_task(name, total=one.image_passes_planned, now="starting"))
-                else:
+                elif not one.result_file.exists():  # of other settings, which ends the run
+                    _print(console, f"{name}: {one.image_passes_planned:,} image passes")
                     one.watch = _log_watch(console, name)
             outcomes |= zip(ready, run_many(list(ready.values()), at_once), strict=True)
 
