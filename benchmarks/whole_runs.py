@@ -3,7 +3,8 @@
     python benchmarks/whole_runs.py cifar100-10 --data DIR --results DIR [--orders 1] [--out FILE.json]
 
 Loading, compilation and capture, teacher, selection and evaluation are included. Every recipe is run in so many class
-orders, all at once on a GPU. The folder of results must be one without these runs. What was measured is added to FILE.
+orders, all at once on a GPU. The folder of results may not hold these runs or parts of them. What was measured is added
+to FILE.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 BEGUN = time.perf_counter()
 
 import argparse  # noqa: E402
+import functools  # noqa: E402
 import json  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -41,10 +43,15 @@ def main() -> None:
         for name in options.recipes
         for order in range(options.orders)
     ]
-    datasets = {recipe.run.dataset for recipe in recipes}
-    images = {name: ResidentImages.of(data.load(name, options.data), device) for name in datasets}
-    runs = [StreamRun(recipe, images[recipe.run.dataset], options.results) for recipe in recipes]
-    there = [run.result_file for run in runs if run.result_file.exists()]
+
+    @functools.cache
+    def resident(name: str, image_size: int) -> ResidentImages:
+        return ResidentImages.of(data.load(name, options.data, image_size=image_size), device)
+
+    runs = [
+        StreamRun(recipe, resident(recipe.run.dataset, recipe.run.image_size), options.results) for recipe in recipes
+    ]
+    there = [file for run in runs for file in (run.result_file, run.state_file) if file.exists()]
     if there:
         parser.error(f"{there[0]} is there already: choose another folder of results")
     outcomes = run_many(runs, len(runs))

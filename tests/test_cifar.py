@@ -321,8 +321,18 @@ def test_names_that_are_missing_are_one_line_that_names_the_file(tmp_path: Path)
     assert str(where / cifar.FOLDER / "meta") in str(error.value)
 
 
-def test_superclasses_of_another_dataset_are_one_line_that_names_the_file(tmp_path: Path) -> None:
-    where = write_cifar(tmp_path, FILES | {"train": broken("CIFAR-10")})
+@pytest.mark.parametrize(
+    "changed",
+    [
+        python2_pickle({b"labels": [1, 2], b"data": np.zeros((2, 3072), dtype=np.uint8)}),
+        python2_pickle(batch(labels_of(1)) | {b"coarse_labels": [100, *batch(labels_of(1))[b"coarse_labels"][1:]]}),
+        python2_pickle(batch(labels_of(1)) | {b"coarse_labels": batch(labels_of(1))[b"coarse_labels"][1:]}),
+        python2_pickle(batch(labels_of(1)) | {b"coarse_labels": 3}),
+    ],
+    ids=["CIFAR-10", "beyond the superclasses", "one missing", "a number"],
+)
+def test_superclasses_of_another_dataset_are_one_line_that_names_the_file(tmp_path: Path, changed: bytes) -> None:
+    where = write_cifar(tmp_path, FILES | {"train": changed})
     with pytest.raises(TreeringError) as error:
         cifar.superclasses(where)
     assert str(where / cifar.FOLDER / "train") in str(error.value)

@@ -212,6 +212,7 @@ def test_the_commit_is_the_one_given_or_that_of_the_checkout(monkeypatch: pytest
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
     assert runner.current_commit().rstrip("+") == (git.stdout.strip() or "unknown")
     monkeypatch.setenv("PATH", str(tmp_path))
+    runner._commit_of.cache_clear()
     assert runner.current_commit() == "unknown"
 
 
@@ -225,19 +226,29 @@ def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(runner, "__file__", str(package / "experiments" / "runner.py"))
     (package / "__init__.py").write_text("")
 
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    monkeypatch.setenv("GIT_DIR", str(Path(__file__).parents[1] / ".git"))  # as git's hooks do
+
     def git(*arguments: str) -> str:
-        author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        command = ["git", "-C", str(tmp_path), *author, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(tmp_path), *settings, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return done.stdout.strip()
+
+    def commit() -> str:
+        runner._commit_of.cache_clear()
+        return runner.current_commit()
 
     git("init")
     git("commit", "--allow-empty", "-m", "another project")
-    assert runner.current_commit() == "unknown"
+    assert commit() == "unknown"
     git("add", ".")
     git("commit", "-m", "its own")
-    assert runner.current_commit() == git("rev-parse", "HEAD")
+    assert commit() == git("rev-parse", "HEAD")
     (package / "__init__.py").write_text("changed = True\n")
-    assert runner.current_commit() == git("rev-parse", "HEAD") + "+"
+    assert commit() == git("rev-parse", "HEAD") + "+"
+    git("checkout", ".")
+    assert runner.current_commit() == git("rev-parse", "HEAD") + "+", "that of the code as it was loaded"
 
 
 @pytest.mark.parametrize(
@@ -343,7 +354,7 @@ def test_progress_tells_step_stage_and_epoch(tmp_path: Path) -> None:
 def shown(results: Path, monkeypatch: pytest.MonkeyPatch, **terminal: Any) -> str:
     """What is seen of a run."""
     monkeypatch.setitem(data.DATASETS, "tiny", lambda folder, download: tiny_dataset())
-    screen = Console(file=io.StringIO(), width=160, **terminal)
+    screen = Console(file=io.StringIO(), **{"width": 160} | terminal)
     console.run(screen, [TINY], results, results, False, "cpu")
     return screen.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
@@ -356,20 +367,49 @@ def test_a_log_gets_a_line_for_each_stage(
     lines = shown(tmp_path, monkeypatch, **terminal).splitlines()
     first, *said = [line for line in lines if line.startswith(f"{name}: ")]
     planned = json.loads((tmp_path / f"{name}.json").read_text())["image_passes"]
-    assert first == f"{name}: {planned:,} image passes", "the first epoch may take long"
+    assert first == f"{name}: {planned:,} image passes in all", "the first epoch may take long"
     stages = ["1/3 training", "2/3 training", "2/3 balanced", "3/3 training", "3/3 balanced"]
     accuracy = json.loads((tmp_path / f"{name}.json").read_text())["accuracy"]
     for line, stage in zip(said, stages, strict=True):
         done = int(stage[0]) - 1
-        assert line.startswith(f"{name}: step {stage} epoch 1/2, ")
-        assert line.endswith(f" left; {accuracy[done - 1]:.1f} % after step {done}" if done else " left")
-        assert " images/s, " in line
+        after = f"; {accuracy[done - 1]:.1f} % after step {done}" if done else ""
+        line_of_stage = rf"{name}: \d+ s left, step {stage} epoch 1/2, [\d,]+ images/s{re.escape(after)}"
+        assert re.fullmatch(line_of_stage, line)
 
 
 def test_a_terminal_gets_a_bar_and_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = shown(tmp_path, monkeypatch, force_terminal=True, force_interactive=True)
-    assert re.search(r"step 3/3 balanced epoch 2/2, [\d,]+ images/s, 0 s left", said)
+    assert re.search(r"100 % 0 s left, step 3/3 balanced epoch 2/2, [\d,]+ images/s", said)
     assert "after step" not in said
+
+
+def test_a_narrow_terminal_shows_all_but_the_end_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "run_name", lambda recipe: "cifar100-10-eeil-total2000-herding-order0-seed0")
+    said = shown(tmp_path, monkeypatch, force_terminal=True, force_interactive=True, width=80)
+    assert re.search(r"100 % 0 s left, step 3/3 balanced epoch 2/2, [\d,]+ images/s cifar100-10\S*…", said)
+
+
+def test_the_speed_of_a_resumed_run_is_that_of_its_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 1.0)
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    run = StreamRun(TINY, tiny_images(), tmp_path)
+    seen: list[RunProgress] = []
+
+    def slowly(now: RunProgress) -> None:
+        seen.append(now)
+        next(itertools.islice(clock, 5000, None))  # the rest of this part takes for ever
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    run.watch = slowly
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    resumed = StreamRun(TINY, tiny_images(), tmp_path)
+    resumed.watch = seen.append
+    resumed()
+    assert seen[3].seconds > 10_000
+    assert seen[3].images_per_second > 100 * seen[3].image_passes / seen[3].seconds
 
 
 # --- Interruption -----------------------------------------------------------------------------------------------------

@@ -235,3 +235,8 @@ def test_what_the_paper_has_not_is_listed_with_its_names_escaped() -> None:
 @pytest.mark.parametrize(("value", "text"), [(0.04, "0.0"), (-0.04, "0.0"), (1.25, "+1.2"), (-3.0, "−3.0")])  # noqa: RUF001
 def test_differences_have_a_sign_unless_they_are_none(value: float, text: str) -> None:
     assert tables.signed(value) == text
+
+
+def test_a_short_commit_keeps_the_mark_of_changed_code() -> None:
+    assert tables.short_commit("0123456789, abcdefghij+") == "0123456, abcdefg+"
+    assert tables.short_commit("unknown") == "unknown"

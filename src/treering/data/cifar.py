@@ -49,8 +49,11 @@ def superclasses(folder: Path) -> dict[str, str]:
     source = _find(folder, download=False)
     fine_names, coarse_names = _names(source, b"fine_label_names"), _names(source, b"coarse_label_names")
     train = _read(source / "train", b"fine_labels", b"coarse_labels")
-    pairs = set(zip(train[b"fine_labels"], train[b"coarse_labels"], strict=True))
-    return {fine_names[fine]: coarse_names[coarse] for fine, coarse in pairs}
+    try:
+        pairs = set(zip(train[b"fine_labels"], train[b"coarse_labels"], strict=True))
+        return {fine_names[fine]: coarse_names[coarse] for fine, coarse in pairs}
+    except (TypeError, ValueError, IndexError):
+        raise _foreign(source / "train", "its labels are not those of CIFAR-100") from None
 
 
 def _find(folder: Path, download: bool) -> Path:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
+from rich.progress import Progress, TaskID, TextColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 from treering import data, methods, speed
@@ -57,18 +57,25 @@ def run(
             outcomes[run_name(recipe)] = error
             return None
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
-    with Progress(*columns, console=console, disable=not console.is_interactive) as bars:
+    # In a narrow terminal only the name gives way.
+    name_column = TextColumn("{task.description}", table_column=Column(overflow="ellipsis"))
+    columns = (
+        TextColumn("{task.percentage:3.0f} % {task.fields[now]}", table_column=Column(no_wrap=True)),
+        name_column,
+    )
+    with Progress(*columns, console=console, disable=not console.is_interactive) as lines:
         for start in range(0, len(recipes), WAVE):
             runs = {run_name(recipe): prepared(recipe) for recipe in recipes[start : start + WAVE]}
             ready = {name: one for name, one in runs.items() if one is not None}
             for name, one in ready.items():
                 if _is_result_of(one.recipe, results):
                     _print(console, f"{name} was run before: remove {one.result_file} to run it again")
+                elif one.result_file.exists():
+                    pass  # of other settings or damaged: the run says so and ends
                 elif console.is_interactive:
-                    one.watch = _bar_watch(bars, bars.add_task(name, total=one.image_passes_planned, now="starting"))
-                elif not one.result_file.exists():  # of other settings, which ends the run
-                    _print(console, f"{name}: {one.image_passes_planned:,} image passes")
+                    one.watch = _live_watch(lines, lines.add_task(name, total=one.image_passes_planned, now="starting"))
+                else:
+                    _print(console, f"{name}: {one.image_passes_planned:,} image passes in all")
                     one.watch = _log_watch(console, name)
             outcomes |= zip(ready, run_many(list(ready.values()), at_once), strict=True)
 
@@ -104,16 +111,16 @@ def _print(console: Console, line: str) -> None:
 
 
 def _where(now: RunProgress) -> str:
-    rate = now.image_passes / now.seconds
-    left = speed.as_text((now.image_passes_planned - now.image_passes) / rate)
-    return f"step {now.step}/{now.steps} {now.stage} epoch {now.epoch}/{now.epochs}, {rate:,.0f} images/s, {left} left"
+    left = speed.as_text((now.image_passes_planned - now.image_passes) / now.images_per_second)
+    where = f"step {now.step}/{now.steps} {now.stage} epoch {now.epoch}/{now.epochs}"
+    return f"{left} left, {where}, {now.images_per_second:,.0f} images/s"
 
 
-def _bar_watch(bars: Progress, bar: TaskID) -> Callable[[RunProgress], None]:
-    """Shows progress by a bar."""
+def _live_watch(lines: Progress, line: TaskID) -> Callable[[RunProgress], None]:
+    """Shows progress by a line that changes."""
 
     def show(now: RunProgress) -> None:
-        bars.update(bar, completed=now.image_passes, now=_where(now))
+        lines.update(line, completed=now.image_passes, now=_where(now))
 
     return show
 

@@ -452,7 +452,7 @@ def _runs(results: Sequence[Result]) -> str:
             tables.number(value) for value in (run["average_without_first"], run["average"], run["accuracy"][-1])
         ]
         rate = f"{run['images_per_second']:,.0f}" if "images_per_second" in run else ""
-        code = f"<code>{escape(', '.join(part[:7] for part in str(run.get('commit', '')).split(', ')))}</code>"
+        code = f"<code>{escape(tables.short_commit(str(run.get('commit', ''))))}</code>"
         spent = [f"{run['seconds'] / 60:.1f}{shared}", rate, escape(str(run.get("device", ""))), code]
         lines.append(_row(words, [str(run["order"]), str(run["seed"]), *accuracy, *spent]))
     titles = [

@@ -8,6 +8,7 @@ be taken up is kept under another name.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -60,6 +61,8 @@ class RunProgress:
     """Of the whole run."""
     seconds: float
     """So far, an interrupted run's earlier parts included."""
+    images_per_second: float
+    """Since training began, or went on, in this process."""
     accuracy_before: float | None
     """After the step before this one."""
 
@@ -152,6 +155,7 @@ class StreamRun:
         self.prepare()
         in_flight = self._resume()
         self.record["runs_at_once"] = max(self.record["runs_at_once"], self.runs_at_once)
+        self._taken_up = self.record["image_passes"], self.record["seconds"]
         self._clock = self._saved = time.perf_counter()
         for number, step in enumerate(self.stream):
             if number < self.record["steps_done"]:
@@ -212,6 +216,8 @@ class StreamRun:
         self._tick(report.stage)
         self.record["image_passes"] += report.image_passes
         accuracy = self.record["scores"][method_label(self.recipe)]["accuracy"]
+        passes_before, seconds_before = self._taken_up
+        seconds = max(self.record["seconds"] - seconds_before, 1e-9)
         if self.stopping or time.perf_counter() - self._saved >= SAVE_EVERY:
             self._save(report.state())
         if self.stopping:
@@ -226,6 +232,7 @@ class StreamRun:
                 self.record["image_passes"],
                 self.image_passes_planned,
                 self.record["seconds"],
+                (self.record["image_passes"] - passes_before) / seconds,
                 accuracy[-1] if accuracy else None,
             )
         )
@@ -414,14 +421,15 @@ def _interrupted_gently(runs: Sequence[StreamRun]) -> Iterator[None]:
 
     def stop(*_: object) -> None:
         nonlocal interrupted
+        again, interrupted = interrupted, True
         for run in runs:
             run.stopping = True
-        if not interrupted:
+        if not again:
             logger.warning("interrupted: each run ends its epoch and saves its state first")
-        interrupted = True
 
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):  # or the signal is ignored
+    # Only the main thread can handle signals, and one that is ignored stays ignored.
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
     signal.signal(signal.SIGINT, stop)
@@ -436,15 +444,20 @@ def _interrupted_gently(runs: Sequence[StreamRun]) -> Iterator[None]:
 def current_commit() -> str:
     """The commit of the code that runs: TREERING_COMMIT where it is set, else that of the git checkout it lies in.
 
-    With "+" where files have been changed since; "unknown" where the code is installed, even below another project.
+    With "+" where files of the package have been changed since; "unknown" where it is installed, even below another
+    project.
     """
-    if "TREERING_COMMIT" in os.environ:
-        return os.environ["TREERING_COMMIT"]
-    folder = Path(__file__).parents[1]
+    return os.environ.get("TREERING_COMMIT") or _commit_of(Path(__file__).parents[1])
+
+
+@functools.cache  # of the code as it was loaded, whatever is committed later
+def _commit_of(package: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        command = ["git", "-C", str(package), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
+        return done.stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")

@@ -513,6 +513,11 @@ def tested(comparison: Comparison) -> str:
     return "< 0.00001" if p_value < 0.00001 else f"{p_value:.5f}".rstrip("0").rstrip(".")
 
 
+def short_commit(commits: str) -> str:
+    """The first digits of each, and the mark of code that was changed since."""
+    return ", ".join(commit[:7] + "+" * commit.endswith("+") for commit in commits.split(", "))
+
+
 def _beside(run: Result) -> str:
     at_once = run.get("runs_at_once", 1)
     return f" ({at_once} at once)" if at_once > 1 else ""
