@@ -23,7 +23,8 @@ from torch import Tensor
 
 from treering import data, methods
 from treering.data.stream import Dataset, ResidentImages, Stream, class_order
-from treering.experiments.runner import StreamRun, run_many
+from treering.experiments.at_once import run_many
+from treering.experiments.runner import StreamRun
 from treering.recipe import Recipe
 
 

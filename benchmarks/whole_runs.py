@@ -23,7 +23,8 @@ import torch  # noqa: E402
 
 from treering import data, methods  # noqa: E402
 from treering.data.stream import ResidentImages  # noqa: E402
-from treering.experiments.runner import StreamRun, current_commit, run_many  # noqa: E402
+from treering.experiments.at_once import run_many  # noqa: E402
+from treering.experiments.runner import StreamRun, current_commit  # noqa: E402
 from treering.recipe import Recipe  # noqa: E402
 
 

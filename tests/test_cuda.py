@@ -13,7 +13,8 @@ from test_kernels import loss_and_gradient
 from treering import Learner, backbones, fused, losses, methods
 from treering.data.stream import Dataset, ResidentImages
 from treering.experiments import runner
-from treering.experiments.runner import StreamRun, run_many
+from treering.experiments.at_once import run_many
+from treering.experiments.runner import StreamRun
 from treering.network import IncrementalNetwork
 from treering.optim import SGD
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Run, Schedule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import json
@@ -11,11 +10,8 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files as resources
@@ -30,15 +26,14 @@ import run_helper
 import safetensors.torch
 import torch
 from rich.console import Console
-from run_helper import TINY, digest, tiny_dataset, tiny_images
+from run_helper import TINY, digest, tiny_dataset, tiny_images, without_times
 
 import treering
 from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, TreeringError, backbones, data, methods, trainer
 from treering.experiments import console, runner
-from treering.experiments.runner import RunProgress, StreamRun, run_many, run_name
+from treering.experiments.runner import RunProgress, StreamRun, run_name
 from treering.recipe import Run
 
-TIMES = ("seconds", "images_per_second", "seconds_by_stage")
 KEYS = {
     *("method", "dataset", "classes_per_step", "memory", "selection", "order", "seed", "accuracy", "top5"),
     *("average_without_first", "average", "image_passes", "seconds", "images_per_second", "device", "versions"),
@@ -51,11 +46,6 @@ KEYS = {
 def tiny_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREERING_COMMIT", "of the tests")  # somebody may commit while they run
     monkeypatch.setitem(backbones.BACKBONES, "tiny", run_helper.TinyFeatures)
-
-
-def without_times(result: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal in two runs of one recipe, as JSON holds it."""
-    return {key: value for key, value in json.loads(json.dumps(result)).items() if key not in TIMES}
 
 
 # --- The result -------------------------------------------------------------------------------------------------------
@@ -838,103 +828,6 @@ def test_a_loss_that_is_not_a_number_in_a_later_step_is_a_clear_error_and_no_res
     with pytest.raises(TreeringError, match="diverged"):
         run()
     assert not run.result_file.exists()
-
-
-@pytest.mark.parametrize("failure", [TreeringError("no"), RuntimeError("no"), MemoryError("no")], ids=repr)
-def test_an_error_in_one_run_does_not_lose_the_others(tmp_path: Path, failure: Exception) -> None:
-    images = tiny_images()
-    runs = [StreamRun(replace(TINY, run=Run("tiny", 3, order=order)), images, tmp_path) for order in range(3)]
-
-    def fail(*args: Any) -> None:
-        raise failure
-
-    runs[1].method.learn_step = fail  # type: ignore[method-assign]
-    outcomes = run_many(runs)
-    assert outcomes[1] is failure
-    for order in (0, 2):
-        assert outcomes[order]["order"] == order  # type: ignore[index]
-        assert json.loads(runs[order].result_file.read_text())["order"] == order
-    assert not runs[1].result_file.exists()
-    assert run_many([]) == []
-
-
-def test_runs_in_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
-    images = tiny_images()
-    recipes = [replace(TINY, run=Run("tiny", 2, seed=seed)) for seed in (0, 1)]
-    together = run_many([StreamRun(recipe, images, tmp_path / "together") for recipe in recipes])
-    alone = [StreamRun(recipe, images, tmp_path / recipe.run.dataset)() for recipe in recipes[::-1]][::-1]
-    for one, other in zip(together, alone, strict=True):
-        assert without_times(one) == without_times(other)  # type: ignore[arg-type]
-    assert without_times(alone[0])["confusion"] != without_times(alone[1])["confusion"]
-
-
-class Epochs:
-    """Stands in for a run on a GPU: it trains until it is told to stop, and saves when no more signals are to come."""
-
-    def __init__(self, quiet: threading.Event) -> None:
-        self.method = SimpleNamespace(generator=SimpleNamespace(device=torch.device("cuda")))
-        self.image_passes_planned = self.runs_at_once = 1
-        self.stopping = self.saved = False
-        self.training = threading.Event()
-        self.quiet = quiet
-
-    def prepare(self) -> None:
-        pass
-
-    def __call__(self) -> None:
-        self.training.set()
-        deadline = time.monotonic() + 10
-        while not self.stopping and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self.saved = self.stopping and self.quiet.wait(10)
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("moment", ["while they are started", "while they train"])
-def test_runs_at_once_save_their_states_however_often_they_are_interrupted(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
-) -> None:
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda priority: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    quiet = threading.Event()
-    runs = [Epochs(quiet) for _ in range(3)]
-    heard = []
-    start = threading.Thread.start
-
-    def interrupt() -> None:
-        for run in runs:
-            run.training.wait(10)
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)
-        quiet.set()
-
-    def start_and_interrupt(thread: threading.Thread) -> None:
-        start(thread)
-        signal.raise_signal(signal.SIGINT)
-        quiet.set()
-
-    before = signal.signal(signal.SIGINT, lambda *_: heard.append([run.saved for run in runs]))
-    interrupter = threading.Thread(target=interrupt)
-    try:
-        if moment == "while they train":
-            interrupter.start()
-        else:
-            monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
-        outcomes = run_many(runs)  # type: ignore[arg-type]
-    finally:
-        monkeypatch.undo()
-        if interrupter.ident:
-            interrupter.join()
-        signal.signal(signal.SIGINT, before)
-    # Whoever handled the signal before hears of it once, when all that had begun is saved.
-    started = [run.training.is_set() for run in runs]
-    assert started[0]
-    assert heard == [started]
-    assert all(isinstance(outcome, TreeringError) for outcome in outcomes)
-    assert caplog.text.count("ends its epoch and saves its state") == 1
 
 
 def test_two_processes_cannot_be_at_one_run(tmp_path: Path) -> None:

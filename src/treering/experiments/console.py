@@ -16,7 +16,8 @@ from rich.text import Text
 from treering import data, methods, speed
 from treering.data.stream import ResidentImages, split_steps
 from treering.errors import TreeringError
-from treering.experiments.runner import RunProgress, StreamRun, run_many, run_name
+from treering.experiments.at_once import run_many
+from treering.experiments.runner import RunProgress, StreamRun, run_name
 from treering.recipe import Recipe
 
 WAVE = 24

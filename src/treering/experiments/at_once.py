@@ -1,0 +1,96 @@
+"""Several runs in one process: on a GPU they train at once, each in a thread with a stream of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from treering.errors import TreeringError
+from treering.experiments.runner import StreamRun
+
+logger = logging.getLogger(__name__)
+
+
+def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any] | Exception]:
+    """Run all to the end, on a GPU up to `at_once` together with a stream each; an error ends its own run only.
+
+    Ctrl-C lets runs that train at once end their epoch and save their state first.
+    """
+    outcomes: list[dict[str, Any] | Exception] = [TreeringError("the run was interrupted") for _ in runs]
+
+    def guarded(index: int, action: Callable[[], dict[str, Any] | None]) -> bool:
+        try:
+            outcomes[index] = action() or outcomes[index]
+        except Exception as error:
+            outcomes[index] = error
+            return False
+        except KeyboardInterrupt:
+            if not runs[index].stopping:
+                raise
+        return True
+
+    if not all(run.method.generator.device.type == "cuda" for run in runs):
+        for index, run in enumerate(runs):
+            guarded(index, run)
+        return outcomes
+
+    slots = threading.Semaphore(at_once)
+
+    def work(index: int, stream: torch.cuda.Stream) -> None:
+        with slots, torch.cuda.stream(stream):
+            if not runs[index].stopping:
+                guarded(index, runs[index])
+
+    longest = max(runs, key=lambda run: run.image_passes_planned, default=None)
+    threads = []
+    for index, run in enumerate(runs):
+        run.runs_at_once = min(len(runs), at_once)
+        # The longest run goes first on the device, so that it is not left to run alone when the others have ended.
+        stream = torch.cuda.Stream(priority=-1 if run is longest else 0)
+        stream.wait_stream(torch.cuda.current_stream())  # the resident images and the weights came on that one
+        with torch.cuda.stream(stream):
+            # One after the other and before any run trains: captures and training do not mix.
+            if guarded(index, run.prepare):
+                threads.append(threading.Thread(target=work, args=(index, stream), daemon=True))
+    with _interrupted_gently(runs):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return outcomes
+
+
+@contextlib.contextmanager
+def _interrupted_gently(runs: Sequence[StreamRun]) -> Iterator[None]:
+    """Ctrl-C, however often, has each run end its epoch and save its state, and is handled as before after that.
+
+    `timeout -s INT`, for one, sends the signal twice; and C++ aborts a Python that ends while its threads train.
+    """
+    interrupted = False
+
+    def stop(*_: object) -> None:
+        nonlocal interrupted
+        again, interrupted = interrupted, True
+        for run in runs:
+            run.stopping = True
+        if not again:
+            logger.warning("interrupted: each run ends its epoch and saves its state first")
+
+    before = signal.getsignal(signal.SIGINT)
+    # Only the main thread can handle signals, and one that is ignored stays ignored.
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        signal.raise_signal(signal.SIGINT)
