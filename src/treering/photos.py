@@ -185,10 +185,11 @@ def learn(
 
         unfinished = Unfinished(path, fingerprint, resume)
         outcome = _train(learner, step, names, measured, unfinished, functools.partial(progress, "training"), passes)
+        model = learner.learnt_model()
         if not checks:
-            _hold_out(learner.learnt_model(), measured, quota)
-        learner.learnt_model().history[-1] |= {"accuracy": outcome.for_history(), "files": files_now}
-        checkpoint.replace(learner.learnt_model(), path, keep)
+            _hold_out(model, measured, quota)
+        model.history[-1] |= {"accuracy": outcome.for_history(), "files": files_now}
+        checkpoint.replace(model, path, keep)
         (path / ".learning").unlink(missing_ok=True)
         return outcome
 
