@@ -2,16 +2,18 @@
 
     python benchmarks/scaling.py [--heads 1 10 100 1000] [--backbone resnet32] [--out FILE.json]
 
-Heads of ten classes each, batch 128, 32 x 32 images; the median of many updates.
+Heads of ten classes each, batch 128, 32 x 32 images; the median of many updates. Each number of heads has a process of
+its own, so that its peak memory holds nothing of the others.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
+import multiprocessing
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,6 @@ CLASSES_PER_HEAD, IMAGES, SHAPE = 10, 1280, (3, 32, 32)
 def measure(heads: int, backbone: str, updates: int, device: torch.device) -> dict[str, float]:
     """Milliseconds of an update and of an evaluation of `IMAGES` images, and peak memory."""
     cuda = device.type == "cuda"
-    gc.collect()  # what an earlier measurement holds in cycles
-    if cuda:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     made = methods.create(Recipe(), backbones.build(backbone, SHAPE[0], 0), torch.zeros(SHAPE), 0, device)
     made.network.reserve(heads * CLASSES_PER_HEAD)
     for _ in range(heads):
@@ -82,8 +80,9 @@ def main() -> None:
     record: dict[str, Any] = {"benchmark": "scaling", "commit": current_commit(), "torch": torch.__version__}
     record["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     first = 0.0
+    processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     for heads in options.heads:
-        row = measure(heads, options.backbone, options.updates, device)
+        row = processes.submit(measure, heads, options.backbone, options.updates, device).result()
         record[f"{heads} heads"] = row
         first = first or row["update_ms"]
         print(  # noqa: T201

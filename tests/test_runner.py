@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files as resources
 from pathlib import Path
@@ -341,11 +341,11 @@ def test_progress_tells_step_stage_and_epoch(tmp_path: Path) -> None:
     assert all(a.image_passes < b.image_passes and a.seconds < b.seconds for a, b in itertools.pairwise(seen))
 
 
-def shown(results: Path, monkeypatch: pytest.MonkeyPatch, **terminal: Any) -> str:
-    """What is seen of a run."""
+def shown(results: Path, monkeypatch: pytest.MonkeyPatch, recipes: Sequence[Recipe] = (TINY,), **terminal: Any) -> str:
+    """What is seen of runs."""
     monkeypatch.setitem(data.DATASETS, "tiny", lambda folder, download: tiny_dataset())
     screen = Console(file=io.StringIO(), **{"width": 160} | terminal)
-    console.run(screen, [TINY], results, results, False, "cpu")
+    console.run(screen, recipes, results, results, False, "cpu")
     return screen.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -377,6 +377,13 @@ def test_a_narrow_terminal_shows_all_but_the_end_of_the_name(tmp_path: Path, mon
     monkeypatch.setattr(console, "run_name", lambda recipe: "cifar100-10-eeil-total2000-herding-order0-seed0")
     said = shown(tmp_path, monkeypatch, force_terminal=True, force_interactive=True, width=80)
     assert re.search(r"100 % 0 s left, step 3/3 balanced epoch 2/2, [\d,]+ images/s cifar100-10\S*…", said)
+
+
+def test_runs_at_once_are_shown_by_what_tells_them_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = [TINY, TINY.changed(["run.order=1"]), TINY.changed(["run.order=1", "balanced.epochs=0"])]
+    said = shown(tmp_path, monkeypatch, recipes, force_terminal=True, force_interactive=True, width=80)
+    labels = set(re.findall(r"images/s (\S+) *(?:\n|$)", said))
+    assert labels == {"bf-order0", "bf-order1", "base-order1"}
 
 
 def test_the_speed_of_a_resumed_run_is_that_of_its_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

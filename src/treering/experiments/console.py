@@ -68,13 +68,15 @@ def run(
         for start in range(0, len(recipes), WAVE):
             runs = {run_name(recipe): prepared(recipe) for recipe in recipes[start : start + WAVE]}
             ready = {name: one for name, one in runs.items() if one is not None}
+            labels = _told_apart(list(ready))
             for name, one in ready.items():
                 if _is_result_of(one.recipe, results):
                     _print(console, f"{name} was run before: remove {one.result_file} to run it again")
                 elif one.result_file.exists():
                     pass  # of other settings or damaged: the run says so and ends
                 elif console.is_interactive:
-                    one.watch = _live_watch(lines, lines.add_task(name, total=one.image_passes_planned, now="starting"))
+                    line = lines.add_task(labels[name], total=one.image_passes_planned, now="starting")
+                    one.watch = _live_watch(lines, line)
                 else:
                     _print(console, f"{name}: {one.image_passes_planned:,} image passes in all")
                     one.watch = _log_watch(console, name)
@@ -109,6 +111,16 @@ def _show_results(console: Console, outcomes: Mapping[str, dict | Exception], re
 def _print(console: Console, line: str) -> None:
     """One line, whatever the names in it."""
     console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def _told_apart(names: Sequence[str]) -> dict[str, str]:
+    """Of each name the parts that not all have, since a narrow terminal has no room for more."""
+    parts = [name.split("-") for name in names]
+    shared = set(parts[0]).intersection(*parts) if len(parts) > 1 else set()
+    return {
+        name: "-".join(part for part in own if part not in shared) or name
+        for name, own in zip(names, parts, strict=True)
+    }
 
 
 def _where(now: RunProgress) -> str:
