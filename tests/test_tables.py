@@ -47,13 +47,13 @@ def row_of(text: str, *cells: str) -> list[str]:
 def test_the_readme_shows_what_the_results_hold(tmp_path: Path) -> None:
     copy = tmp_path / "README.md"
     copy.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
-    tables.update(copy, ROOT / "results")
+    tables.update(copy, (ROOT / "results", ROOT / "results" / "half_decay"))
     runpy.run_path(str(ROOT / "benchmarks" / "table.py"))["update"](copy)
     assert copy.read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), "run `make tables`"
 
 
 def test_every_result_names_the_commit_and_the_recipe_it_was_made_with() -> None:
-    for path in (ROOT / "results").glob("*.json"):
+    for path in (ROOT / "results").rglob("*.json"):
         made = json.loads(path.read_text())
         assert {len(commit) for commit in made["commit"].split(", ")} == {40}, path
         assert made["recipe"]["run"]["order"] == made["order"], path
@@ -129,6 +129,17 @@ def test_a_run_of_the_papers_with_changed_settings_has_a_name_of_its_own(
     assert bool(tables.beyond_the_paper([read])) is changed
 
 
+def test_runs_with_changed_settings_stand_in_where_there_are_no_others(tmp_path: Path) -> None:
+    recipe = Recipe.find("cifar100-10")
+    made = {"changed": (recipe.changed(["training.epochs=1"]), 40.0), "ready": (recipe, 61.25)}
+    for name, (settings, accuracy) in made.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(cifar(accuracy, recipe=settings.to_dict())))
+    assert row_of(tables.markdown(tables.read_results(tmp_path)), "63.6 ± 1.3")[1:5:3] == ["EEIL", "61.2"]
+    (tmp_path / "ready.json").unlink()
+    row = row_of(tables.markdown(tables.read_results(tmp_path)), "63.6 ± 1.3")
+    assert row[1:5:3] == ["EEIL (changed settings)", "40.0"]
+
+
 def test_runs_of_ones_own_with_different_settings_are_not_averaged(tmp_path: Path) -> None:
     for order, epochs in enumerate((1, 2, 1, 3)):
         recipe = Recipe.find("digits").changed([f"run.order={order}", f"training.epochs={epochs}"])
@@ -153,7 +164,7 @@ def test_a_run_of_one_step_has_no_average_without_its_first() -> None:
 def test_a_readme_without_a_place_for_the_tables_is_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing here")
     with pytest.raises(TreeringError, match="no place for the tables"):
-        tables.update(tmp_path / "README.md", ROOT / "results")
+        tables.update(tmp_path / "README.md", [ROOT / "results"])
     assert (tmp_path / "README.md").read_text() == "nothing here"
 
 
