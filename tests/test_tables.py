@@ -47,7 +47,7 @@ def row_of(text: str, *cells: str) -> list[str]:
 def test_the_readme_shows_what_the_results_hold(tmp_path: Path) -> None:
     copy = tmp_path / "README.md"
     copy.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
-    tables.update(copy, (ROOT / "results", ROOT / "results" / "half_decay"))
+    tables.update(copy, ROOT / "results", ROOT / "results" / "half_decay")
     runpy.run_path(str(ROOT / "benchmarks" / "table.py"))["update"](copy)
     assert copy.read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), "run `make tables`"
 
@@ -151,6 +151,17 @@ def test_runs_of_ones_own_with_different_settings_are_not_averaged(tmp_path: Pat
     assert sorted(cell.orders for cell in tables.beyond_the_paper(tables.read_results(tmp_path))) == [1, 1, 2]
 
 
+def test_runs_with_different_settings_in_two_folders_are_not_averaged_either(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for epochs, folder in enumerate(folders, start=1):
+        folder.mkdir()
+        recipe = Recipe.find("cifar100-10").changed([f"run.order={epochs}", f"training.epochs={epochs}"])
+        made = cifar(20.0 * epochs, order=epochs, recipe=recipe.to_dict())
+        (folder / "result.json").write_text(json.dumps(made))
+    row = row_of(tables.markdown(tables.read_results(*folders)), "63.6 ± 1.3")
+    assert row[1:5:3] == ["EEIL (changed settings)", "20.0"]
+
+
 def test_selection_rules_and_budgets_have_tables_of_their_own() -> None:
     text = tables.markdown([result(selection="random"), result(memory={"kind": "per-class", "size": 50})])
     assert row_of(text, "63.1")[4] == "61.2"
@@ -164,7 +175,7 @@ def test_a_run_of_one_step_has_no_average_without_its_first() -> None:
 def test_a_readme_without_a_place_for_the_tables_is_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing here")
     with pytest.raises(TreeringError, match="no place for the tables"):
-        tables.update(tmp_path / "README.md", [ROOT / "results"])
+        tables.update(tmp_path / "README.md", ROOT / "results")
     assert (tmp_path / "README.md").read_text() == "nothing here"
 
 

@@ -195,15 +195,19 @@ def _rows(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(files("treering.experiments").joinpath(name).read_text().splitlines()))
 
 
-def read_results(folder: Path) -> list[Result]:
-    """The result files of a folder."""
+def read_results(folder: Path, *further: Path) -> list[Result]:
+    """The result files of one folder or more."""
+    recipes = {name: [recipe] for name, recipe in _ready_recipes().items()}
+    return [_told_apart(result, recipes) for one in (folder, *further) for result in _read_folder(one)]
+
+
+def _read_folder(folder: Path) -> list[Result]:
     if not folder.is_dir():
         raise TreeringError(f"there is no folder {folder}: give the one that `treering run` wrote its results to")
     results = [_read(path) for path in sorted(folder.glob("*.json"))]
     if not results:
         raise TreeringError(f"{folder} holds no results: `treering run` writes some, or give another folder")
-    recipes = {name: [recipe] for name, recipe in _ready_recipes().items()}
-    return [_told_apart(result, recipes) for result in results]
+    return results
 
 
 def _read(path: Path) -> Result:
@@ -388,7 +392,7 @@ def is_comparable(other: Setting, setting: Setting) -> bool:
 def markdown(results: Sequence[Result]) -> str:
     """For the README: the measured rows of those of the paper's tables that have any, and how many they lack.
 
-    Runs with changed settings, which the row names, stand in where there are no others.
+    Runs with changed settings, the first kind of them, stand in where there are no others; the row says so.
     """
     parts = []
     for name, title in TITLES.items():
@@ -480,7 +484,8 @@ def last_step(cell: Cell) -> float | None:
 def row_name(name: str, setting: Setting) -> str:
     """The method of a row of table `name`, and what else tells the row from its neighbours."""
     further = {"1b": dataset_name(setting.dataset), "selection": f"{setting.selection} selection"}
-    return method_name(setting.method) + _in_brackets(further.get(name) or ABLATIONS.get(setting.method))
+    ablation = ABLATIONS.get(setting.method.partition(CHANGED)[0])
+    return method_name(setting.method) + _in_brackets(further.get(name) or ablation)
 
 
 def _in_brackets(text: str | None) -> str:
@@ -535,9 +540,9 @@ def _beside(run: Result) -> str:
     return f" ({at_once} at once)" if at_once > 1 else ""
 
 
-def update(readme: Path, folders: Iterable[Path]) -> None:
+def update(readme: Path, *results: Path) -> None:
     """Put the tables of the results in these folders between their two marks in `readme`."""
-    put_between(readme, BEGIN, END, markdown([result for folder in folders for result in read_results(folder)]))
+    put_between(readme, BEGIN, END, markdown(read_results(*results)))
 
 
 def put_between(readme: Path, begin: str, end: str, text: str) -> None:
@@ -550,4 +555,4 @@ def put_between(readme: Path, begin: str, end: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    update(Path(sys.argv[1]), map(Path, sys.argv[2:]))
+    update(*map(Path, sys.argv[1:]))
