@@ -80,9 +80,9 @@ def main() -> None:
     record: dict[str, Any] = {"benchmark": "scaling", "commit": current_commit(), "torch": torch.__version__}
     record["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     first = 0.0
-    processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     for heads in options.heads:
-        row = processes.submit(measure, heads, options.backbone, options.updates, device).result()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            row = process.submit(measure, heads, options.backbone, options.updates, device).result()
         record[f"{heads} heads"] = row
         first = first or row["update_ms"]
         print(  # noqa: T201

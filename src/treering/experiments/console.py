@@ -38,6 +38,7 @@ def run(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise TreeringError(f"two of the recipes have the same result file, {twice}.json: run them one after the other")
+    labels = _short_names(names)
     place = methods.find_device(device)
     outcomes: dict[str, dict | Exception] = {}
 
@@ -68,7 +69,6 @@ def run(
         for start in range(0, len(recipes), WAVE):
             runs = {run_name(recipe): prepared(recipe) for recipe in recipes[start : start + WAVE]}
             ready = {name: one for name, one in runs.items() if one is not None}
-            labels = _told_apart(list(ready))
             for name, one in ready.items():
                 if _is_result_of(one.recipe, results):
                     _print(console, f"{name} was run before: remove {one.result_file} to run it again")
@@ -113,7 +113,7 @@ def _print(console: Console, line: str) -> None:
     console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-def _told_apart(names: Sequence[str]) -> dict[str, str]:
+def _short_names(names: Sequence[str]) -> dict[str, str]:
     """Of each name the parts that not all have, since a narrow terminal has no room for more."""
     parts = [name.split("-") for name in names]
     shared = set(parts[0]).intersection(*parts) if len(parts) > 1 else set()
