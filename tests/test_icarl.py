@@ -535,6 +535,7 @@ def test_features_of_large_images_have_no_last_relu_either() -> None:
     assert len(large) == 5
     for recipe in large:
         assert (recipe.backbone, recipe.pixel_scale) == ("resnet18-linear", 1)
+        assert recipe.optimizer.weight_decay == 1e-5  # its published code halves |w|^2, that for CIFAR-100 does not
     torch.manual_seed(0)
     assert backbones.build("resnet18-linear", 3, 0).eval()(torch.randn(2, 3, 64, 64)).min() < 0
 
