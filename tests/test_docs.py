@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,18 @@ def test_every_row_of_the_method_names_code_and_a_test_that_are_there() -> None:
         file, *names = re.findall(r"`([^`]+)`", where)
         code = (source / file).read_text(encoding="utf-8")
         assert all(f"def {name}(" in code for name in names), where
+
+
+def test_the_curves_are_those_that_were_measured() -> None:
+    page = (PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    runs = json.loads((PROJECT / "benchmarks/results/step_means_resnet32.json").read_bytes())["runs"]
+    assert len(runs) == 4
+    for run in runs:
+        mean = "the first step's mean" if run["mean_image"] == "first-step" else "each step's own mean"
+        steps = run["classes_per_step"]
+        after_tens = run["accuracy"][10 // steps - 1 :: 10 // steps]
+        shown = " | ".join(f"{value:.1f}" for value in (*after_tens, run["average_without_first"]))
+        assert f"| {steps} per step, less {mean} | {shown} |" in page
 
 
 def test_links_lead_somewhere() -> None:
