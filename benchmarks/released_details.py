@@ -1,0 +1,118 @@
+"""What further details of the authors' released code are worth, one at a time.
+
+    python benchmarks/released_details.py RECIPE --data DIR --results DIR [--only NAME …] [--classes N]
+                                          [--set key=value] [--out FILE.json]
+
+- treering: as it is.
+- teacher: the network that labels stage 2's images normalises them by the statistics of its batches, 256 exemplars or
+  256 new images, since the released code does not set it to test mode after loading it.
+- heads: drawn from a normal distribution of deviation sqrt(2 / features), as MatConvNet draws convolutions.
+- mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
+
+Runs that are in the folder of results already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from pathlib import Path
+
+import torch
+from step_means import first_classes
+from torch import Tensor, nn
+
+from treering import data, losses, methods
+from treering.data.stream import ResidentImages
+from treering.experiments.runner import StreamRun
+from treering.methods.eeil import EEIL
+from treering.network import IncrementalNetwork
+from treering.pixels import Images
+from treering.recipe import Recipe
+from treering.trainer import TrainingSet
+
+BATCH = 256
+"""Images that the released code labels at once."""
+
+
+class WithTeacherInTrainingMode(EEIL):
+    """EEIL whose stage 2 is labelled by a network that normalises by the statistics of its batches."""
+
+    def _augmented_set(
+        self, images: Images, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
+    ) -> TrainingSet:
+        if not 0 < distilled_classes < self.network.classes:  # the first step, or stage 3
+            return super()._augmented_set(images, labels, teacher, distilled_classes)
+        unlabelled = super()._augmented_set(images, labels, teacher, 0)
+        network = copy.deepcopy(teacher).train()
+        for layer in network.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.momentum = 0.0
+        logits = torch.zeros(len(unlabelled.images), network.classes, device=network.device)
+        is_new = unlabelled.labels >= distilled_classes
+        with torch.no_grad():
+            for rows in (torch.nonzero(~is_new)[:, 0], torch.nonzero(is_new)[:, 0]):
+                for part in rows.tensor_split(max(1, round(len(rows) / BATCH))):
+                    logits[part] = network(unlabelled.images[part])[:, : network.classes]
+        soft = losses.soft_targets(logits, network.head_of_class[: network.classes], self.recipe.temperature)
+        unlabelled.targets[:, :distilled_classes] = soft[:, :distilled_classes]
+        return unlabelled
+
+
+def draw_heads_as_matconvnet(network: IncrementalNetwork) -> None:
+    """Every head that is added from now on."""
+    add_head = network.add_head
+
+    def add_and_draw(size: int, generator: torch.Generator) -> None:
+        add_head(size, generator)
+        with torch.no_grad():
+            new = network.weight[network.classes - size : network.classes]
+            new.normal_(0, (2 / network.feature_size) ** 0.5, generator=generator)
+
+    network.add_head = add_and_draw  # type: ignore[method-assign]
+
+
+def prepared(detail: str, recipe: Recipe, images: ResidentImages, folder: Path) -> StreamRun:
+    """A run that differs from treering's in one detail."""
+    methods.METHODS["eeil"] = WithTeacherInTrainingMode if detail == "teacher" else EEIL
+    run = StreamRun(recipe, images, folder / detail)
+    network = run.method.network
+    if detail == "heads":
+        draw_heads_as_matconvnet(network)
+    if detail == "mean":
+        network.mean_image.copy_(images.train_images.float().mean(0) / recipe.pixel_scale)
+    return run
+
+
+DETAILS = ("treering", "teacher", "heads", "mean")
+
+
+def main() -> None:
+    """Run each detail, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", metavar="RECIPE")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", choices=DETAILS, default=DETAILS)
+    parser.add_argument("--classes", type=int)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    recipe = Recipe.find(options.recipe).changed(options.set)
+    dataset = data.load(recipe.run.dataset, options.data)
+    if options.classes:
+        dataset = first_classes(dataset, options.classes, recipe.run.order)
+    images = ResidentImages.of(dataset, methods.find_device("auto"))
+    rows = []
+    for detail in options.only:
+        result = prepared(detail, recipe, images, options.results)()
+        kept = ("average_without_first", "average", "accuracy", "device", "versions", "commit", "recipe")
+        rows.append({"detail": detail, "classes": len(dataset.class_names)} | {key: result[key] for key in kept})
+        print(f"{detail}: {result['average_without_first']:.1f} %", flush=True)  # noqa: T201
+    if options.out:
+        options.out.write_text(json.dumps({"benchmark": "released_details", "runs": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
