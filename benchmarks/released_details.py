@@ -46,13 +46,15 @@ class WithTeacherInTrainingMode(EEIL):
             return super()._augmented_set(images, labels, teacher, distilled_classes)
         unlabelled = super()._augmented_set(images, labels, teacher, 0)
         network = copy.deepcopy(teacher).train()
+        network.mixed_precision = False  # as where it is in evaluation mode
         for layer in network.modules():
             if isinstance(layer, nn.BatchNorm2d):
                 layer.momentum = 0.0
         logits = torch.zeros(len(unlabelled.images), network.classes, device=network.device)
         is_new = unlabelled.labels >= distilled_classes
+        in_order = torch.arange(len(is_new), device=is_new.device).view(-1, len(labels)).T.flatten()  # copies together
         with torch.no_grad():
-            for rows in (torch.nonzero(~is_new)[:, 0], torch.nonzero(is_new)[:, 0]):
+            for rows in (in_order[~is_new[in_order]], in_order[is_new[in_order]]):
                 for part in rows.tensor_split(max(1, round(len(rows) / BATCH))):
                     logits[part] = network(unlabelled.images[part])[:, : network.classes]
         soft = losses.soft_targets(logits, network.head_of_class[: network.classes], self.recipe.temperature)
