@@ -9,7 +9,7 @@
 - heads: drawn from a normal distribution of deviation sqrt(2 / features), as MatConvNet draws convolutions.
 - mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
 
-Runs that are in the folder of results already are not run again.
+Runs that are in the folder of results already are not run again. What was measured is added to FILE.
 """
 
 from __future__ import annotations
@@ -106,14 +106,15 @@ def main() -> None:
     if options.classes:
         dataset = first_classes(dataset, options.classes, recipe.run.order)
     images = ResidentImages.of(dataset, methods.find_device("auto"))
-    rows = []
+    record = json.loads(options.out.read_text()) if options.out and options.out.exists() else {"runs": []}
     for detail in options.only:
         result = prepared(detail, recipe, images, options.results)()
         kept = ("average_without_first", "average", "accuracy", "device", "versions", "commit", "recipe")
-        rows.append({"detail": detail, "classes": len(dataset.class_names)} | {key: result[key] for key in kept})
+        measured = {"detail": detail, "classes": len(dataset.class_names)} | {key: result[key] for key in kept}
+        record["runs"].append(measured)
         print(f"{detail}: {result['average_without_first']:.1f} %", flush=True)  # noqa: T201
     if options.out:
-        options.out.write_text(json.dumps({"benchmark": "released_details", "runs": rows}, indent=1) + "\n")
+        options.out.write_text(json.dumps({"benchmark": "released_details"} | record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
