@@ -7,9 +7,11 @@
 - teacher: the network that labels stage 2's images normalises them by the statistics of its batches, 256 exemplars or
   256 new images, since the released code does not set it to test mode after loading it.
 - heads: drawn from a normal distribution of deviation sqrt(2 / features), as MatConvNet draws convolutions.
+- both: that teacher and those heads.
 - mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
 
-Runs that are in the folder of results already are not run again. What was measured is added to FILE.
+Runs that are in the folder of results already are not run again; on a GPU the others run at once. What was measured is
+added to FILE.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 
 from treering import data, losses, methods
 from treering.data.stream import ResidentImages
+from treering.experiments.at_once import run_many
 from treering.experiments.runner import StreamRun
 from treering.methods.eeil import EEIL
 from treering.network import IncrementalNetwork
@@ -76,18 +79,18 @@ def draw_heads_as_matconvnet(network: IncrementalNetwork) -> None:
 
 
 def prepared(detail: str, recipe: Recipe, images: ResidentImages, folder: Path) -> StreamRun:
-    """A run that differs from treering's in one detail."""
-    methods.METHODS["eeil"] = WithTeacherInTrainingMode if detail == "teacher" else EEIL
+    """A run that differs from treering's in that detail."""
+    methods.METHODS["eeil"] = WithTeacherInTrainingMode if detail in ("teacher", "both") else EEIL
     run = StreamRun(recipe, images, folder / detail)
     network = run.method.network
-    if detail == "heads":
+    if detail in ("heads", "both"):
         draw_heads_as_matconvnet(network)
     if detail == "mean":
         network.mean_image.copy_(images.train_images.float().mean(0) / recipe.pixel_scale)
     return run
 
 
-DETAILS = ("treering", "teacher", "heads", "mean")
+DETAILS = ("treering", "teacher", "heads", "both", "mean")
 
 
 def main() -> None:
@@ -107,8 +110,10 @@ def main() -> None:
         dataset = first_classes(dataset, options.classes, recipe.run.order)
     images = ResidentImages.of(dataset, methods.find_device("auto"))
     record = json.loads(options.out.read_text()) if options.out and options.out.exists() else {"runs": []}
-    for detail in options.only:
-        result = prepared(detail, recipe, images, options.results)()
+    outcomes = run_many([prepared(detail, recipe, images, options.results) for detail in options.only])
+    for detail, result in zip(options.only, outcomes, strict=True):
+        if isinstance(result, Exception):
+            raise result
         kept = ("average_without_first", "average", "accuracy", "device", "versions", "commit", "recipe")
         measured = {"detail": detail, "classes": len(dataset.class_names)} | {key: result[key] for key in kept}
         record["runs"].append(measured)
