@@ -8,6 +8,7 @@
   256 new images, since the released code does not set it to test mode after loading it.
 - heads: drawn from a normal distribution of deviation sqrt(2 / features), as MatConvNet draws convolutions.
 - both: that teacher and those heads.
+- released: both, and each step's images less the mean image of that step, which tells the network the step.
 - mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
 
 Runs that are in the folder of results already are not run again; on a GPU the others run at once. What was measured is
@@ -22,11 +23,11 @@ import json
 from pathlib import Path
 
 import torch
-from step_means import first_classes
+from step_means import by_step_means, first_classes
 from torch import Tensor, nn
 
 from treering import data, losses, methods
-from treering.data.stream import ResidentImages
+from treering.data.stream import ResidentImages, Stream
 from treering.experiments.at_once import run_many
 from treering.experiments.runner import StreamRun
 from treering.methods.eeil import EEIL
@@ -80,17 +81,19 @@ def draw_heads_as_matconvnet(network: IncrementalNetwork) -> None:
 
 def prepared(detail: str, recipe: Recipe, images: ResidentImages, folder: Path) -> StreamRun:
     """A run that differs from treering's in that detail."""
-    methods.METHODS["eeil"] = WithTeacherInTrainingMode if detail in ("teacher", "both") else EEIL
+    methods.METHODS["eeil"] = WithTeacherInTrainingMode if detail in ("teacher", "both", "released") else EEIL
+    if detail == "released":
+        images, _ = by_step_means(images, Stream(images, recipe.run.classes_per_step, recipe.run.order).steps)
     run = StreamRun(recipe, images, folder / detail)
     network = run.method.network
-    if detail in ("heads", "both"):
+    if detail in ("heads", "both", "released"):
         draw_heads_as_matconvnet(network)
     if detail == "mean":
         network.mean_image.copy_(images.train_images.float().mean(0) / recipe.pixel_scale)
     return run
 
 
-DETAILS = ("treering", "teacher", "heads", "both", "mean")
+DETAILS = ("treering", "teacher", "heads", "both", "released", "mean")
 
 
 def main() -> None:
