@@ -5,7 +5,8 @@
 
 - treering: as it is.
 - teacher: the network that labels stage 2's images normalises them by the statistics of its batches, 256 exemplars or
-  256 new images, since the released code does not set it to test mode after loading it.
+  256 new images in random order with the copies of an image together, since the released code does not set it to test
+  mode after loading it.
 - heads: drawn from a normal distribution of deviation sqrt(2 / features), as MatConvNet draws convolutions.
 - both: that teacher and those heads.
 - released: both, and each step's images less the mean image of that step, which tells the network the step.
@@ -56,7 +57,9 @@ class WithTeacherInTrainingMode(EEIL):
                 layer.momentum = 0.0
         logits = torch.zeros(len(unlabelled.images), network.classes, device=network.device)
         is_new = unlabelled.labels >= distilled_classes
-        in_order = torch.arange(len(is_new), device=is_new.device).view(-1, len(labels)).T.flatten()  # copies together
+        # Images in random order, the copies of each together.
+        images_in_order = torch.randperm(len(labels), generator=self.generator, device=labels.device)
+        in_order = torch.arange(len(is_new), device=labels.device).view(-1, len(labels)).T[images_in_order].flatten()
         with torch.no_grad():
             for rows in (in_order[~is_new[in_order]], in_order[is_new[in_order]]):
                 for part in rows.tensor_split(max(1, round(len(rows) / BATCH))):
