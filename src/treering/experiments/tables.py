@@ -193,19 +193,15 @@ def _rows(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(files("treering.experiments").joinpath(name).read_text().splitlines()))
 
 
-def read_results(folder: Path, *further: Path) -> list[Result]:
-    """The result files of one folder or more."""
-    recipes = {name: [recipe] for name, recipe in _ready_recipes().items()}
-    return [_told_apart(result, recipes) for one in (folder, *further) for result in _read_folder(one)]
-
-
-def _read_folder(folder: Path) -> list[Result]:
+def read_results(folder: Path) -> list[Result]:
+    """The result files of a folder."""
     if not folder.is_dir():
         raise TreeringError(f"there is no folder {folder}: give the one that `treering run` wrote its results to")
     results = [_read(path) for path in sorted(folder.glob("*.json"))]
     if not results:
         raise TreeringError(f"{folder} holds no results: `treering run` writes some, or give another folder")
-    return results
+    recipes = {name: [recipe] for name, recipe in _ready_recipes().items()}
+    return [_told_apart(result, recipes) for result in results]
 
 
 def _read(path: Path) -> Result:
@@ -281,11 +277,8 @@ def setting_of(result: Result) -> Setting:
     return Setting(str(result["dataset"]), steps, str(result["method"]), (kind, size), selection)
 
 
-def table(name: str, results: Sequence[Result], changed_too: bool = False) -> list[Cell]:
-    """The cells of a table of the paper, in its order.
-
-    If `changed_too`, runs with changed settings, the first kind of them, stand in where there are no others.
-    """
+def table(name: str, results: Sequence[Result]) -> list[Cell]:
+    """The cells of a table of the paper, in its order."""
     runs_of: dict[Setting, list[Result]] = {}
     for result in results:
         runs_of.setdefault(setting_of(result), []).append(result)
@@ -294,9 +287,6 @@ def table(name: str, results: Sequence[Result], changed_too: bool = False) -> li
         if row["table"] != name:
             continue
         setting = _paper_setting(row)
-        changed = replace(setting, method=f"{setting.method}{CHANGED})")
-        if changed_too and setting not in runs_of and changed in runs_of:
-            setting = changed
         deviation = float(row["std"]) if row["std"] else None
         runs = tuple(runs_of.get(setting, ()))
         cells.append(Cell(setting, runs, row["metric"], float(row["value"]), deviation))
@@ -399,7 +389,7 @@ def markdown(results: Sequence[Result]) -> str:
     """For the README: the measured rows of those of the paper's tables that have any, and how many they lack."""
     parts = []
     for name, title in TITLES.items():
-        cells = table(name, results, changed_too=True)
+        cells = table(name, results)
         measured = [cell for cell in cells if cell.runs]
         if measured:
             parts.append(f"### {title}\n")
@@ -536,9 +526,9 @@ def _beside(run: Result) -> str:
     return f" ({at_once} at once)" if at_once > 1 else ""
 
 
-def update(readme: Path, *results: Path) -> None:
-    """Put the tables of the results in these folders between their two marks in `readme`."""
-    put_between(readme, BEGIN, END, markdown(read_results(*results)))
+def update(readme: Path, results: Path) -> None:
+    """Put the tables of the results between their two marks in `readme`."""
+    put_between(readme, BEGIN, END, markdown(read_results(results)))
 
 
 def put_between(readme: Path, begin: str, end: str, text: str) -> None:
