@@ -1,4 +1,4 @@
-"""What further details of the authors' released code are worth, one at a time.
+"""What further details of the authors' released code are worth, one at a time and together.
 
     python benchmarks/released_details.py RECIPE --data DIR --results DIR [--only NAME …] [--classes N]
                                           [--set key=value] [--out FILE.json]
@@ -8,8 +8,8 @@
   256 new images in random order with the copies of an image together, since the released code does not set it to test
   mode after loading it.
 - heads: drawn from a normal distribution of deviation sqrt(2 / features), as MatConvNet draws convolutions.
-- both: that teacher and those heads.
-- released: both, and each step's images less the mean image of that step, which tells the network the step.
+- shrinking: old classes lose exemplars at random, since the released code stores them in random order.
+- released: these three, and each step's images less the mean image of that step, which tells the network the step.
 - mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
 
 Runs that are in the folder of results already are not run again; on a GPU the others run at once. What was measured is
@@ -40,14 +40,20 @@ from treering.trainer import TrainingSet
 BATCH = 256
 """Images that the released code labels at once."""
 
+DETAILS = {name: {name} for name in ("teacher", "heads", "shrinking", "mean")}
+DETAILS |= {"treering": set(), "released": {"teacher", "heads", "shrinking", "step means"}}
 
-class WithTeacherInTrainingMode(EEIL):
-    """EEIL whose stage 2 is labelled by a network that normalises by the statistics of its batches."""
+
+class WithDetails(EEIL):
+    """EEIL with some details of the released code."""
+
+    details: set[str]
 
     def _augmented_set(
         self, images: Images, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
     ) -> TrainingSet:
-        if not 0 < distilled_classes < self.network.classes:  # the first step, or stage 3
+        stage_2 = 0 < distilled_classes < self.network.classes
+        if not ("teacher" in self.details and stage_2):
             return super()._augmented_set(images, labels, teacher, distilled_classes)
         unlabelled = super()._augmented_set(images, labels, teacher, 0)
         network = copy.deepcopy(teacher).train()
@@ -68,6 +74,13 @@ class WithTeacherInTrainingMode(EEIL):
         unlabelled.targets[:, :distilled_classes] = soft[:, :distilled_classes]
         return unlabelled
 
+    def update_memory(self, candidates: dict[int, Images]) -> None:
+        super().update_memory(candidates)
+        if "shrinking" in self.details:
+            for label, images in self.memory.exemplars.items():
+                order = torch.randperm(len(images), generator=self.generator, device=images.device)
+                self.memory.store(label, images[order])
+
 
 def draw_heads_as_matconvnet(network: IncrementalNetwork) -> None:
     """Every head that is added from now on."""
@@ -82,30 +95,28 @@ def draw_heads_as_matconvnet(network: IncrementalNetwork) -> None:
     network.add_head = add_and_draw  # type: ignore[method-assign]
 
 
-def prepared(detail: str, recipe: Recipe, images: ResidentImages, folder: Path) -> StreamRun:
-    """A run that differs from treering's in that detail."""
-    methods.METHODS["eeil"] = WithTeacherInTrainingMode if detail in ("teacher", "both", "released") else EEIL
-    if detail == "released":
+def prepared(name: str, recipe: Recipe, images: ResidentImages, folder: Path) -> StreamRun:
+    """A run that differs from treering's in these details."""
+    details = DETAILS[name]
+    methods.METHODS["eeil"] = type("WithTheseDetails", (WithDetails,), {"details": details})
+    if "step means" in details:
         images, _ = by_step_means(images, Stream(images, recipe.run.classes_per_step, recipe.run.order).steps)
-    run = StreamRun(recipe, images, folder / detail)
+    run = StreamRun(recipe, images, folder / name)
     network = run.method.network
-    if detail in ("heads", "both", "released"):
+    if "heads" in details:
         draw_heads_as_matconvnet(network)
-    if detail == "mean":
+    if "mean" in details:
         network.mean_image.copy_(images.train_images.float().mean(0) / recipe.pixel_scale)
     return run
 
 
-DETAILS = ("treering", "teacher", "heads", "both", "released", "mean")
-
-
 def main() -> None:
-    """Run each detail, print, write."""
+    """Run each, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", metavar="RECIPE")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=DETAILS, default=DETAILS)
+    parser.add_argument("--only", nargs="+", choices=sorted(DETAILS), default=sorted(DETAILS))
     parser.add_argument("--classes", type=int)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path)
@@ -116,14 +127,14 @@ def main() -> None:
         dataset = first_classes(dataset, options.classes, recipe.run.order)
     images = ResidentImages.of(dataset, methods.find_device("auto"))
     record = json.loads(options.out.read_text()) if options.out and options.out.exists() else {"runs": []}
-    outcomes = run_many([prepared(detail, recipe, images, options.results) for detail in options.only])
-    for detail, result in zip(options.only, outcomes, strict=True):
+    outcomes = run_many([prepared(name, recipe, images, options.results) for name in options.only])
+    for name, result in zip(options.only, outcomes, strict=True):
         if isinstance(result, Exception):
             raise result
         kept = ("average_without_first", "average", "accuracy", "device", "versions", "commit", "recipe")
-        measured = {"detail": detail, "classes": len(dataset.class_names)} | {key: result[key] for key in kept}
+        measured = {"detail": name, "classes": len(dataset.class_names)} | {key: result[key] for key in kept}
         record["runs"].append(measured)
-        print(f"{detail}: {result['average_without_first']:.1f} %", flush=True)  # noqa: T201
+        print(f"{name}: {result['average_without_first']:.1f} %", flush=True)  # noqa: T201
     if options.out:
         options.out.write_text(json.dumps({"benchmark": "released_details"} | record, indent=1) + "\n")
 
