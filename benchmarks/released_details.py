@@ -9,11 +9,13 @@
   mode after loading it.
 - heads: drawn from a normal distribution of deviation sqrt(2 / features), as MatConvNet draws convolutions.
 - shrinking: old classes lose exemplars at random, since the released code stores them in random order.
-- released: these three, and each step's images less the mean image of that step, which tells the network the step.
+- released: these three, and each step's images less the mean image of that step, which tells the network the step. Not
+  in it: the released code trains the first step for 100 epochs, never crops at the last of the nine offsets, and pads
+  crops of old exemplars for the current step's mean.
 - mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
 
-Runs that are in the folder of results already are not run again; on a GPU the others run at once. What was measured is
-added to FILE.
+Runs that are in the folder of results already are not run again, so give a new folder to changed code; on a GPU the
+others run at once. What was measured is added to FILE.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ import argparse
 import copy
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from step_means import by_step_means, first_classes
-from torch import Tensor, nn
+from torch import Tensor
 
 from treering import data, losses, methods
 from treering.data.stream import ResidentImages, Stream
@@ -58,9 +61,6 @@ class WithDetails(EEIL):
         unlabelled = super()._augmented_set(images, labels, teacher, 0)
         network = copy.deepcopy(teacher).train()
         network.mixed_precision = False  # as where it is in evaluation mode
-        for layer in network.modules():
-            if isinstance(layer, nn.BatchNorm2d):
-                layer.momentum = 0.0
         logits = torch.zeros(len(unlabelled.images), network.classes, device=network.device)
         is_new = unlabelled.labels >= distilled_classes
         # Images in random order, the copies of each together.
@@ -98,10 +98,11 @@ def draw_heads_as_matconvnet(network: IncrementalNetwork) -> None:
 def prepared(name: str, recipe: Recipe, images: ResidentImages, folder: Path) -> StreamRun:
     """A run that differs from treering's in these details."""
     details = DETAILS[name]
-    methods.METHODS["eeil"] = type("WithTheseDetails", (WithDetails,), {"details": details})
     if "step means" in details:
         images, _ = by_step_means(images, Stream(images, recipe.run.classes_per_step, recipe.run.order).steps)
-    run = StreamRun(recipe, images, folder / name)
+    method = type("WithTheseDetails", (WithDetails,), {"details": details})
+    with patch.dict(methods.METHODS, eeil=method):
+        run = StreamRun(recipe, images, folder / name)
     network = run.method.network
     if "heads" in details:
         draw_heads_as_matconvnet(network)
@@ -130,13 +131,17 @@ def main() -> None:
     outcomes = run_many([prepared(name, recipe, images, options.results) for name in options.only])
     for name, result in zip(options.only, outcomes, strict=True):
         if isinstance(result, Exception):
-            raise result
+            continue
         kept = ("average_without_first", "average", "accuracy", "device", "versions", "commit", "recipe")
         measured = {"detail": name, "classes": len(dataset.class_names)} | {key: result[key] for key in kept}
-        record["runs"].append(measured)
+        if measured not in record["runs"]:
+            record["runs"].append(measured)
         print(f"{name}: {result['average_without_first']:.1f} %", flush=True)  # noqa: T201
     if options.out:
         options.out.write_text(json.dumps({"benchmark": "released_details"} | record, indent=1) + "\n")
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
 
 
 if __name__ == "__main__":

@@ -80,14 +80,34 @@ class Epochs:
         raise KeyboardInterrupt
 
 
+def no_streams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have runs at once go without a GPU; returns the priorities of the streams that they ask for."""
+    priorities = []
+
+    def stream(priority: int) -> SimpleNamespace:
+        priorities.append(priority)
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    return priorities
+
+
+def test_the_longest_runs_go_first_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    priorities = no_streams(monkeypatch)
+    runs = [Epochs(threading.Event()) for _ in range(4)]
+    for run, passes in zip(runs, (3, 7, 5, 7), strict=True):
+        run.image_passes_planned, run.stopping = passes, True
+    run_many(runs)  # type: ignore[arg-type]
+    assert priorities == [0, -1, 0, -1]
+
+
 @pytest.mark.parametrize("moment", ["while they are started", "while they train"])
 def test_runs_at_once_save_their_states_however_often_they_are_interrupted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
 ) -> None:
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda priority: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    no_streams(monkeypatch)
     quiet = threading.Event()
     runs = [Epochs(quiet) for _ in range(3)]
     heard = []

@@ -127,6 +127,7 @@ def test_a_run_of_the_papers_with_changed_settings_has_a_name_of_its_own(
     (read,) = tables.read_results(tmp_path)
     assert tables.method_name(read["method"]) == ("EEIL (changed settings)" if changed else "EEIL")
     assert bool(tables.beyond_the_paper([read])) is changed
+    assert (tables.markdown([read]) == "") is changed
 
 
 def test_runs_of_ones_own_with_different_settings_are_not_averaged(tmp_path: Path) -> None:

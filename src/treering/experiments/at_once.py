@@ -47,12 +47,12 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any]
             if not runs[index].stopping:
                 guarded(index, runs[index])
 
-    most = max((run.image_passes_planned for run in runs), default=0)
+    most_passes = max((run.image_passes_planned for run in runs), default=0)
     threads = []
     for index, run in enumerate(runs):
         run.runs_at_once = min(len(runs), at_once)
         # The longest runs go first on the device, so that none is left to run alone when the others have ended.
-        stream = torch.cuda.Stream(priority=-1 if run.image_passes_planned == most else 0)
+        stream = torch.cuda.Stream(priority=-1 if run.image_passes_planned == most_passes else 0)
         stream.wait_stream(torch.cuda.current_stream())  # the resident images and the weights came on that one
         with torch.cuda.stream(stream):
             # One after the other and before any run trains: captures and training do not mix.

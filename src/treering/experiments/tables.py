@@ -1,6 +1,6 @@
 """The paper's numbers beside ours, from the result files: which run belongs to which cell, and Markdown of it.
 
-`python -m treering.experiments.tables README.md FOLDER…` writes the README's tables.
+`python -m treering.experiments.tables README.md FOLDER` writes the README's tables.
 """
 
 from __future__ import annotations
