@@ -8,10 +8,11 @@
   256 new images in random order with the copies of an image together, since the released code does not set it to test
   mode after loading it.
 - heads: drawn from a normal distribution of deviation sqrt(2 / features), as MatConvNet draws convolutions.
+- both: that teacher and those heads.
 - shrinking: old classes lose exemplars at random, since the released code stores them in random order.
-- released: these three, and each step's images less the mean image of that step, which tells the network the step. Not
-  in it: the released code trains the first step for 100 epochs, never crops at the last of the nine offsets, and pads
-  crops of old exemplars for the current step's mean.
+- step-means: each step's images less the mean image of that step, which tells the network the step (step_means.py).
+- released: all of these. Not in it: the released code trains the first step for 100 epochs, never crops at the last of
+  the nine offsets, and pads crops of old exemplars for the current step's mean.
 - mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
 
 Runs that are in the folder of results already are not run again, so give a new folder to changed code; on a GPU the
@@ -43,8 +44,9 @@ from treering.trainer import TrainingSet
 BATCH = 256
 """Images that the released code labels at once."""
 
-DETAILS = {name: {name} for name in ("teacher", "heads", "shrinking", "mean")}
-DETAILS |= {"treering": set(), "released": {"teacher", "heads", "shrinking", "step means"}}
+DETAILS = {name: {name} for name in ("teacher", "heads", "shrinking", "step-means", "mean")}
+DETAILS |= {"treering": set(), "both": {"teacher", "heads"}}
+DETAILS |= {"released": {"teacher", "heads", "shrinking", "step-means"}}
 
 
 class WithDetails(EEIL):
@@ -98,7 +100,7 @@ def draw_heads_as_matconvnet(network: IncrementalNetwork) -> None:
 def prepared(name: str, recipe: Recipe, images: ResidentImages, folder: Path) -> StreamRun:
     """A run that differs from treering's in these details."""
     details = DETAILS[name]
-    if "step means" in details:
+    if "step-means" in details:
         images, _ = by_step_means(images, Stream(images, recipe.run.classes_per_step, recipe.run.order).steps)
     method = type("WithTheseDetails", (WithDetails,), {"details": details})
     with patch.dict(methods.METHODS, eeil=method):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,23 @@ def test_the_curves_are_those_that_were_measured() -> None:
         after_tens = run["accuracy"][10 // steps - 1 :: 10 // steps]
         shown = " | ".join(f"{value:.1f}" for value in (*after_tens, run["average_without_first"]))
         assert f"| {steps} per step, less {mean} | {shown} |" in page
+
+
+def test_the_details_of_the_released_code_are_those_that_were_measured() -> None:
+    page = (PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    lines = page.partition("| | crops, seed 0 |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    shown = {(row[0].partition(":")[0], column): row[column] for row in rows for column in range(1, 5) if row[column]}
+    columns = {("small", 40, 0): 1, ("small", 40, 1): 2, ("small", 20, 0): 3, ("resnet32", 100, 0): 4}
+    runs = json.loads((PROJECT / "benchmarks/results/released_details.json").read_bytes())["runs"]
+    measured = {}
+    for run in runs:
+        column = columns[run["recipe"]["backbone"], run["classes"], run["recipe"]["run"]["seed"]]
+        measured[run["detail"], column] = f"{run['average_without_first']:.1f}"
+    (steps,) = (run["steps_run"] for run in runs if run["classes"] == 100)
+    whole = json.loads((PROJECT / "results/cifar100-2-eeil-total2000-herding-order0-seed0.json").read_bytes())
+    measured["treering", 4] = f"{statistics.fmean(whole['accuracy'][1:steps]):.1f}"
+    assert shown == measured
 
 
 def test_links_lead_somewhere() -> None:
