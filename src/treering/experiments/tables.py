@@ -277,19 +277,23 @@ def setting_of(result: Result) -> Setting:
     return Setting(str(result["dataset"]), steps, str(result["method"]), (kind, size), selection)
 
 
+def _by_setting(results: Sequence[Result]) -> dict[Setting, list[Result]]:
+    runs: dict[Setting, list[Result]] = {}
+    for result in results:
+        runs.setdefault(setting_of(result), []).append(result)
+    return runs
+
+
 def table(name: str, results: Sequence[Result]) -> list[Cell]:
     """The cells of a table of the paper, in its order."""
-    runs_of: dict[Setting, list[Result]] = {}
-    for result in results:
-        runs_of.setdefault(setting_of(result), []).append(result)
+    runs = _by_setting(results)
     cells = []
     for row in paper_rows():
         if row["table"] != name:
             continue
         setting = _paper_setting(row)
         deviation = float(row["std"]) if row["std"] else None
-        runs = tuple(runs_of.get(setting, ()))
-        cells.append(Cell(setting, runs, row["metric"], float(row["value"]), deviation))
+        cells.append(Cell(setting, tuple(runs.get(setting, ())), row["metric"], float(row["value"]), deviation))
     return same_orders(cells) if name in ("2b", "selection") else cells
 
 
@@ -321,9 +325,7 @@ def _paper_setting(row: dict[str, str]) -> Setting:
 def beyond_the_paper(results: Sequence[Result]) -> list[Cell]:
     """What was run and is in none of the paper's tables: datasets, methods and settings of one's own."""
     known = {_paper_setting(row) for row in paper_rows()}
-    runs: dict[Setting, list[Result]] = {}
-    for result in results:
-        runs.setdefault(setting_of(result), []).append(result)
+    runs = _by_setting(results)
     return [Cell(setting, tuple(runs[setting])) for setting in sorted(runs.keys() - known, key=sort_key)]
 
 
