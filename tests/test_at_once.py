@@ -31,16 +31,23 @@ def tiny_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("failure", [TreeringError("no"), RuntimeError("no"), MemoryError("no")], ids=repr)
-def test_an_error_in_one_run_does_not_lose_the_others(tmp_path: Path, failure: Exception) -> None:
+def test_an_error_in_one_run_does_not_lose_the_others_and_is_told_at_once(
+    tmp_path: Path, failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     images = tiny_images()
     runs = [StreamRun(replace(TINY, run=Run("tiny", 3, order=order)), images, tmp_path) for order in range(3)]
 
     def fail(*args: Any) -> None:
         raise failure
 
+    told_before_the_last: list[str] = []
     runs[1].method.learn_step = fail  # type: ignore[method-assign]
+    runs[2].watch = lambda progress: told_before_the_last.extend(caplog.messages)
     outcomes = run_many(runs)
     assert outcomes[1] is failure
+    told = [message for message in caplog.messages if "failed" in message]
+    assert told == [f"{runs[1].result_file.stem} has failed, the other runs go on: no"]
+    assert told[0] in told_before_the_last
     for order in (0, 2):
         assert outcomes[order]["order"] == order  # type: ignore[index]
         assert json.loads(runs[order].result_file.read_text())["order"] == order

@@ -527,6 +527,17 @@ def test_the_state_is_saved_at_the_start_of_a_step_and_then_once_a_minute(
     assert saved == [None, 3, 5, 7] * 2
 
 
+def test_a_run_whose_folder_is_removed_makes_it_anew_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = Interruptible("plain", tmp_path)
+    run = case.start("removed")
+    run.watch = lambda progress: shutil.rmtree(run.result_file.parent)
+    assert without_times(run()) == without_times(case.result)
+    assert without_times(json.loads(run.result_file.read_bytes())) == without_times(case.result)
+
+
 def test_the_time_before_an_interruption_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
     clock = SimpleNamespace(now=0.0)

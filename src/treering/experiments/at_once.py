@@ -29,6 +29,8 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any]
             outcomes[index] = action() or outcomes[index]
         except Exception as error:
             outcomes[index] = error
+            if len(runs) > 1:  # it may be hours until they have all ended
+                logger.error("%s has failed, the other runs go on: %s", runs[index].result_file.stem, error)
             return False
         except KeyboardInterrupt:
             if not runs[index].stopping:

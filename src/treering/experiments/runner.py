@@ -170,7 +170,7 @@ class StreamRun:
             result = self._result(label)
             lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
             file = self.result_file.with_name(f"{run_name(self.recipe, label)}.json")
-            files.write(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+            _write(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
         self.state_file.unlink(missing_ok=True)
         return result
 
@@ -292,7 +292,7 @@ class StreamRun:
         training, facts["fits"] = in_flight_files.pack(in_flight)
         tensors |= training
         content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        files.write(self.state_file, safetensors.torch.save(content, {"facts": json.dumps(facts)}))
+        _write(self.state_file, safetensors.torch.save(content, {"facts": json.dumps(facts)}))
         self._saved = time.perf_counter()
 
     def _resume(self) -> InFlight | None:
@@ -382,6 +382,12 @@ def _commit_of(package: Path) -> str:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Into its folder, which somebody may have removed while the run trained."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    files.write(file, content)
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
