@@ -11,8 +11,10 @@
 - both: that teacher and those heads.
 - shrinking: old classes lose exemplars at random, since the released code stores them in random order.
 - step-means: each step's images less the mean image of that step, which tells the network the step (step_means.py).
-- released: all of these. Not in it: the released code trains the first step for 100 epochs, never crops at the last of
-  the nine offsets, and pads crops of old exemplars for the current step's mean.
+- released: all of these.
+- shortcuts: the first shortcut of each stage is a random projection that never learns (fixed_shortcuts.py).
+- everything: all of these. Not in it: the released code trains the first step for 100 epochs with settings of its own,
+  never crops at the last of the nine offsets, and pads crops of old exemplars for the current step's mean.
 - mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
 
 Runs that are in the folder of results already are not run again, so give a new folder to changed code; on a GPU the
@@ -24,9 +26,11 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+import fixed_shortcuts  # noqa: F401  # adds backbones
 import torch
 from step_means import by_step_means, first_classes
 from torch import Tensor
@@ -44,9 +48,10 @@ from treering.trainer import TrainingSet
 BATCH = 256
 """Images that the released code labels at once."""
 
-DETAILS = {name: {name} for name in ("teacher", "heads", "shrinking", "step-means", "mean")}
+DETAILS = {name: {name} for name in ("teacher", "heads", "shrinking", "step-means", "shortcuts", "mean")}
 DETAILS |= {"treering": set(), "both": {"teacher", "heads"}}
 DETAILS |= {"released": {"teacher", "heads", "shrinking", "step-means"}}
+DETAILS |= {"everything": DETAILS["released"] | {"shortcuts"}}
 
 
 class WithDetails(EEIL):
@@ -100,6 +105,8 @@ def draw_heads_as_matconvnet(network: IncrementalNetwork) -> None:
 def prepared(name: str, recipe: Recipe, images: ResidentImages, folder: Path) -> StreamRun:
     """A run that differs from treering's in these details."""
     details = DETAILS[name]
+    if "shortcuts" in details:
+        recipe = replace(recipe, backbone=f"{recipe.backbone}-fixed")
     if "step-means" in details:
         images, _ = by_step_means(images, Stream(images, recipe.run.classes_per_step, recipe.run.order).steps)
     method = type("WithTheseDetails", (WithDetails,), {"details": details})
