@@ -77,6 +77,26 @@ def test_the_curves_are_those_that_were_measured() -> None:
         assert f"| {steps} per step, less {mean} | {shown} |" in page
 
 
+def test_base_and_bf_with_crops_are_every_run_that_was_made() -> None:
+    page = (PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    runs = json.loads((PROJECT / "benchmarks/results/step_means_crops.json").read_bytes())["runs"]
+    rows: dict[str, dict[int, list[float]]] = {}
+    for run in runs:
+        assert run["recipe"]["augmentation"]["kind"] == "crop-mirror"
+        mean = "the first step's mean" if run["mean_image"] == "first-step" else "each step's own mean"
+        row = f"{'BF' if run['recipe']['balanced']['epochs'] else 'Base'}, less {mean}"
+        rows.setdefault(row, {5: [], 10: [], 20: []})[run["classes_per_step"]].append(run["average_without_first"])
+    for row, by_size in rows.items():
+        cells = (", ".join(f"{value:.1f}" for value in values) for values in by_size.values())
+        assert f"| {row} | {' | '.join(cells)} |" in page
+    readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
+    for part, words in (("Base", "on average Base reaches"), ("BF", "BF")):
+        five, ten, twenty = (
+            statistics.fmean(values) for values in rows[f"{part}, less the first step's mean"].values()
+        )
+        assert f"{words} {five:.1f}, {ten:.1f} and {twenty:.1f} " in readme
+
+
 def test_the_details_of_the_released_code_are_those_that_were_measured() -> None:
     page = (PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8")
     lines = page.partition("| | crops, seed 0 |")[2].partition("\n\n")[0].splitlines()[2:]
