@@ -71,6 +71,7 @@ class Epochs:
     def __init__(self, quiet: threading.Event) -> None:
         self.method = SimpleNamespace(generator=SimpleNamespace(device=torch.device("cuda")))
         self.image_passes_planned = self.runs_at_once = 1
+        self.result_file = Path("none yet")
         self.stopping = self.saved = False
         self.training = threading.Event()
         self.quiet = quiet
@@ -101,13 +102,14 @@ def no_streams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return priorities
 
 
-def test_the_longest_runs_go_first_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_runs_that_are_not_finished_go_first_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     priorities = no_streams(monkeypatch)
-    runs = [Epochs(threading.Event()) for _ in range(4)]
-    for run, passes in zip(runs, (3, 7, 5, 7), strict=True):
+    runs = [Epochs(threading.Event()) for _ in range(5)]
+    for run, passes in zip(runs, (3, 7, 5, 7, 9), strict=True):
         run.image_passes_planned, run.stopping = passes, True
+    runs[4].result_file = Path(__file__)
     run_many(runs)  # type: ignore[arg-type]
-    assert priorities == [0, -1, 0, -1]
+    assert priorities == [0, -1, 0, -1, 0]
 
 
 @pytest.mark.parametrize("moment", ["while they are started", "while they train"])

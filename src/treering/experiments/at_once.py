@@ -49,7 +49,8 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any]
             if not runs[index].stopping:
                 guarded(index, runs[index])
 
-    most_passes = max((run.image_passes_planned for run in runs), default=0)
+    to_do = [run.image_passes_planned for run in runs if not run.result_file.exists()]
+    most_passes = max(to_do, default=0)
     threads = []
     for index, run in enumerate(runs):
         run.runs_at_once = min(len(runs), at_once)
