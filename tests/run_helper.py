@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from conftest import RECIPE, TinyFeatures, images_of
 
@@ -156,6 +157,55 @@ TIMES = ("seconds", "images_per_second", "seconds_by_stage")
 def without_times(result: dict[str, Any]) -> dict[str, Any]:
     """What must be equal in two runs of one recipe, as JSON holds it."""
     return {key: value for key, value in json.loads(json.dumps(result)).items() if key not in TIMES}
+
+
+def result_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results in a folder without what differs between two runs of one recipe."""
+    return {file.name: without_times(json.loads(file.read_bytes())) for file in folder.glob("*.json")}
+
+
+class Interruptible:
+    """A recipe, its images, and what an uninterrupted run of them comes to."""
+
+    def __init__(self, recipe: Recipe, folder: Path, images: ResidentImages) -> None:
+        self.recipe, self.folder, self.images = recipe, folder, images
+        whole = self.start("whole")
+        epochs: list[runner.RunProgress] = []
+        whole.watch = epochs.append
+        whole()
+        self.digest, self.epochs, self.results = digest(whole.method), len(epochs), result_files(folder / "whole")
+
+    def start(self, results: str) -> runner.StreamRun:
+        return runner.StreamRun(self.recipe, self.images, self.folder / results)
+
+    def interrupt(self, results: str, epochs: int) -> runner.StreamRun:
+        """A run that is interrupted after so many epochs of its own."""
+        run = self.start(results)
+        seen: list[runner.RunProgress] = []
+
+        def watch(now: runner.RunProgress) -> None:
+            seen.append(now)
+            if len(seen) == epochs:
+                raise KeyboardInterrupt
+
+        run.watch = watch
+        with pytest.raises(KeyboardInterrupt):
+            run()
+        assert not result_files(self.folder / results)
+        assert run.state_file.exists()
+        return run
+
+    def check_the_end(self, results: str, epochs_left: int | None = None) -> None:
+        """Start once more: the run must come to what the uninterrupted one came to, bit for bit."""
+        run = self.start(results)
+        seen: list[runner.RunProgress] = []
+        run.watch = seen.append
+        run()
+        assert result_files(self.folder / results) == self.results
+        assert digest(run.method) == self.digest, "network, memory and generator"
+        assert not run.state_file.exists()
+        if epochs_left is not None:
+            assert len(seen) == epochs_left
 
 
 if __name__ == "__main__":

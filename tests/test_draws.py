@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import pytest
 import run_helper
 import torch
 from conftest import SIDE, examples, images_of, kept, method_of, state_of, tiny_learner
-from run_helper import TINY, digest, tiny_images
+from run_helper import TINY, Interruptible, tiny_images
 from test_augment import windows_of
 from torch import Tensor
 
 from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule, augment, backbones
 from treering.experiments import runner
-from treering.experiments.runner import RunProgress, StreamRun
+from treering.experiments.runner import StreamRun
 from treering.learner import Progress
 from treering.methods import METHODS
 from treering.network import IncrementalNetwork
@@ -28,7 +27,6 @@ from treering.recipe import Run
 from treering.trainer import Trainer, TrainingSet
 
 DRAWN = Augmentation(kind="crop-mirror", padding=1)
-TIMES = ("seconds", "images_per_second", "seconds_by_stage")
 Example = tuple[bytes, int, bytes]
 """An image, its label and its targets."""
 
@@ -105,15 +103,6 @@ def watch_fits(monkeypatch: pytest.MonkeyPatch) -> list[Fit]:
     monkeypatch.setattr(IncrementalNetwork, "extract", watched_extract)
     monkeypatch.setattr(Trainer, "fit", watched)
     return seen
-
-
-def without_times(result: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in result.items() if key not in TIMES}
-
-
-def result_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """The results in a folder without what differs between two runs of one recipe."""
-    return {file.name: without_times(json.loads(file.read_text())) for file in folder.glob("*.json")}
 
 
 @pytest.fixture
@@ -318,42 +307,9 @@ INTERRUPTED = {
 }
 
 
-class Interruptible:
-    """A recipe, its dataset, and what an uninterrupted run of it comes to."""
-
-    def __init__(self, variant: str, folder: Path) -> None:
-        self.recipe, self.folder = INTERRUPTED[variant], folder
-        self.recipe = replace(self.recipe, training=Schedule(epochs=3, lr=0.2, drop_at=(2,)))
-        self.images = tiny_images(per_class=4)
-        whole = self.start("whole")
-        whole()
-        self.digest, self.results = digest(whole.method), result_files(folder / "whole")
-
-    def start(self, results: str) -> StreamRun:
-        return StreamRun(self.recipe, self.images, self.folder / results)
-
-    def interrupt(self, results: str, epochs: int) -> None:
-        run = self.start(results)
-        seen: list[RunProgress] = []
-
-        def watch(now: RunProgress) -> None:
-            seen.append(now)
-            if len(seen) == epochs:
-                raise KeyboardInterrupt
-
-        run.watch = watch
-        with pytest.raises(KeyboardInterrupt):
-            run()
-        assert not list((self.folder / results).glob("*.json"))
-
-    def check_the_end(self, results: str, epochs_left: int) -> None:
-        run = self.start(results)
-        seen: list[RunProgress] = []
-        run.watch = seen.append
-        run()
-        assert len(seen) == epochs_left
-        assert digest(run.method) == self.digest, "network, memory and generator, bit for bit"
-        assert result_files(self.folder / results) == self.results
+def interruptible(variant: str, folder: Path) -> Interruptible:
+    recipe = replace(INTERRUPTED[variant], training=Schedule(epochs=3, lr=0.2, drop_at=(2,)))
+    return Interruptible(recipe, folder, tiny_images(per_class=4))
 
 
 @pytest.mark.parametrize("variant", INTERRUPTED)
@@ -361,7 +317,7 @@ def test_a_run_interrupted_after_any_epoch_goes_on_from_there_and_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
-    case = Interruptible(variant, tmp_path)
+    case = interruptible(variant, tmp_path)
     for epoch in range(1, 10):
         case.interrupt(str(epoch), epoch)
         case.check_the_end(str(epoch), 9 - epoch)
@@ -372,7 +328,7 @@ def test_a_run_interrupted_between_saves_goes_on_from_the_start_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     monkeypatch.setattr(runner, "SAVE_EVERY", 1e9)
-    case = Interruptible(variant, tmp_path)
+    case = interruptible(variant, tmp_path)
     for epoch, left in ((2, 9), (5, 6), (9, 3)):
         case.interrupt(str(epoch), epoch)
         case.check_the_end(str(epoch), left)

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
-import test_draws
 import torch
 from conftest import RECIPE, SIDE, TinyFeatures, images_of, kept, method_of, tiny_learner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_helper import TINY, tiny_images
+from run_helper import TINY, Interruptible, tiny_images
 from scipy import optimize
 from torch import Tensor, nn
 
@@ -467,8 +466,8 @@ def test_an_interrupted_run_goes_on_from_there_and_ends_the_same(
 ) -> None:
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
     momentum = replace(PLAIN, batch_size=4, momentum=0.9, reset_momentum=False)
-    monkeypatch.setitem(test_draws.INTERRUPTED, "gem", replace(RUN, optimizer=momentum))
-    case = test_draws.Interruptible("gem", tmp_path)
+    recipe = replace(RUN, optimizer=momentum, training=Schedule(epochs=3, lr=0.2, drop_at=(2,)))
+    case = Interruptible(recipe, tmp_path, tiny_images(per_class=4))
     for epoch in range(1, 10):
         case.interrupt(str(epoch), epoch)
         case.check_the_end(str(epoch), 9 - epoch)
