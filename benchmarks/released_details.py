@@ -12,10 +12,12 @@
 - shrinking: old classes lose exemplars at random, since the released code stores them in random order.
 - step-means: each step's images less the mean image of that step, which tells the network the step (step_means.py).
 - released: all of these.
-- shortcuts: the first shortcut of each stage is a random projection that never learns (fixed_shortcuts.py).
+- shortcuts: the first of each stage is a random 1 x 1 convolution that never learns, as in ResNet-Matconvnet, by which
+  the first network is to be trained; He et al. take every second pixel and add empty channels. Trains without kernels.
 - everything: all of these. Not in it: the released code trains the first step for 100 epochs with settings of its own,
   never crops at the last of the nine offsets, and pads crops of old exemplars for the current step's mean.
 - mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
+- bfloat16: no detail of that code: the precision in which treering trains on a GPU, on a CPU too.
 
 Runs that are in the folder of results already are not run again, so give a new folder to changed code; on a GPU the
 others run at once. What was measured is added to FILE.
@@ -25,17 +27,19 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-import fixed_shortcuts  # noqa: F401  # adds backbones
 import torch
 from step_means import by_step_means, first_classes
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from treering import data, losses, methods
+from treering import backbones, data, losses, methods
+from treering.backbones import ResidualBlock, ResNet
 from treering.data.stream import ResidentImages, Stream
 from treering.experiments.at_once import run_many
 from treering.experiments.runner import StreamRun
@@ -48,7 +52,7 @@ from treering.trainer import TrainingSet
 BATCH = 256
 """Images that the released code labels at once."""
 
-DETAILS = {name: {name} for name in ("teacher", "heads", "shrinking", "step-means", "shortcuts", "mean")}
+DETAILS = {name: {name} for name in ("teacher", "heads", "shrinking", "step-means", "shortcuts", "mean", "bfloat16")}
 DETAILS |= {"treering": set(), "both": {"teacher", "heads"}}
 DETAILS |= {"released": {"teacher", "heads", "shrinking", "step-means"}}
 DETAILS |= {"everything": DETAILS["released"] | {"shortcuts"}}
@@ -89,6 +93,33 @@ class WithDetails(EEIL):
                 self.memory.store(label, images[order])
 
 
+class WithFixedShortcut(ResidualBlock):
+    """A block whose shortcut keeps the weights it was drawn with."""
+
+    fixed: Tensor
+
+    def shortcut(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.fixed, stride=self.stride)
+
+
+def with_fixed_shortcuts(name: str, channels: int) -> nn.Module:
+    """The named residual network, its other weights drawn as without them."""
+    features = backbones.BACKBONES[name](channels)
+    assert isinstance(features, ResNet)
+    draws = torch.Generator().manual_seed(torch.initial_seed())
+    stages = 3
+    for block in list(features.body)[:: len(features.body) // stages]:
+        assert isinstance(block, ResidualBlock)
+        outputs, inputs = block.convolution1.weight.shape[:2]
+        block.__class__ = WithFixedShortcut
+        block.register_buffer("fixed", torch.randn(outputs, inputs, 1, 1, generator=draws) * (2 / inputs) ** 0.5)
+    return features
+
+
+for backbone in ("resnet32", "small"):
+    backbones.BACKBONES[f"{backbone}-fixed"] = functools.partial(with_fixed_shortcuts, backbone)
+
+
 def draw_heads_as_matconvnet(network: IncrementalNetwork) -> None:
     """Every head that is added from now on."""
     add_head = network.add_head
@@ -115,6 +146,8 @@ def prepared(name: str, recipe: Recipe, images: ResidentImages, folder: Path) ->
     network = run.method.network
     if "heads" in details:
         draw_heads_as_matconvnet(network)
+    if "bfloat16" in details:
+        network.mixed_precision = True
     if "mean" in details:
         network.mean_image.copy_(images.train_images.float().mean(0) / recipe.pixel_scale)
     return run
