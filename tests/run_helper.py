@@ -1,4 +1,4 @@
-"""A run so tiny that it takes a fraction of a second, and a script that kills it again and again.
+"""A run so tiny that it takes a fraction of a second, how to interrupt it, and a script that kills it again and again.
 
 `python run_helper.py FOLDER SEED KILLS` first lets a run end in peace, then starts runs of the same recipe that are
 killed with SIGKILL at random moments, half of them inside a save, and started again until they end. Moments are counted
@@ -200,7 +200,7 @@ class Interruptible:
         run = self.start(results)
         seen: list[runner.RunProgress] = []
         run.watch = seen.append
-        run()
+        assert without_times(run()) == self.results[run.result_file.name]
         assert result_files(self.folder / results) == self.results
         assert digest(run.method) == self.digest, "network, memory and generator"
         assert not run.state_file.exists()

@@ -146,7 +146,11 @@ def test_kernels_compute_features_gradients_and_statistics(backbone, channels, s
     assert kernels.mean() < 1.1 * framework.mean() + 0.01
 
 
-@pytest.mark.parametrize("sizes", [[6], [2] * 50, [10] * 10, [30] * 10, [700, 1, 400, 13], [10] * 1000], ids=sum)
+@pytest.mark.parametrize(
+    "sizes",
+    [[6], [2] * 50, [10] * 10, [30] * 10, [700, 1, 400, 13], [10] * 1000],
+    ids=lambda sizes: f"{len(sizes)} heads, {sum(sizes)} classes",
+)
 def test_loss_kernel_computes_the_equations(sizes):
     torch.manual_seed(0)
     heads, columns = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).cuda(), sum(sizes)

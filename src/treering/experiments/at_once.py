@@ -30,7 +30,8 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any]
         except Exception as error:
             outcomes[index] = error
             if len(runs) > 1:  # it may be hours until they have all ended
-                logger.error("%s has failed, the other runs go on: %s", runs[index].result_file.stem, error)
+                what = error if isinstance(error, TreeringError) else repr(error)
+                logger.error("%s has failed: %s", runs[index].result_file.stem, what)
             return False
         except KeyboardInterrupt:
             if not runs[index].stopping:
@@ -49,12 +50,11 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any]
             if not runs[index].stopping:
                 guarded(index, runs[index])
 
-    to_do = [run.image_passes_planned for run in runs if not run.result_file.exists()]
-    most_passes = max(to_do, default=0)
+    most_passes = max((run.image_passes_planned for run in runs if not run.result_file.exists()), default=0)
     threads = []
     for index, run in enumerate(runs):
         run.runs_at_once = min(len(runs), at_once)
-        # The longest runs go first on the device, so that none is left to run alone when the others have ended.
+        # The longest that are to do go first on the device, so that none is left to run alone in the end.
         stream = torch.cuda.Stream(priority=-1 if run.image_passes_planned == most_passes else 0)
         stream.wait_stream(torch.cuda.current_stream())  # the resident images and the weights came on that one
         with torch.cuda.stream(stream):
