@@ -109,6 +109,23 @@ def test_base_and_bf_with_crops_are_every_run_that_was_made() -> None:
         assert f"{gains[0]:.1f} without the leak and {gains[1]:.1f} with it" in text
 
 
+def test_what_the_leak_and_crops_are_worth_to_base_is_what_was_measured() -> None:
+    runs = json.loads((PROJECT / "benchmarks/results/step_means_base_small.json").read_bytes())["runs"]
+    found = {
+        (run["recipe"]["augmentation"]["kind"], run["mean_image"], run["classes_per_step"]): run[
+            "average_without_first"
+        ]
+        for run in runs
+    }
+    said = {("none", "first-step"): "", ("none", "own-step"): " with the leak"}
+    said |= {("crop-mirror", "first-step"): " with crops", ("crop-mirror", "own-step"): " with both"}
+    page = " ".join((PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8").split())
+    for (kind, mean), words in said.items():
+        two, four = (found.pop((kind, mean, size)) for size in (2, 4))
+        assert f"{two:.1f} and {four:.1f}{words or ' at 2 and 4 classes per step'}" in page
+    assert not found
+
+
 def test_the_shortfall_at_two_classes_per_step_has_the_p_that_is_given() -> None:
     files = PROJECT.glob("results/cifar100-2-eeil-total2000-herding-order*-seed0.json")
     ours = [json.loads(file.read_bytes())["average_without_first"] for file in files]
