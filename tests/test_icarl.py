@@ -15,8 +15,8 @@ import pytest
 import run_helper
 import torch
 from conftest import RECIPE, SIDE, TinyFeatures, examples, images_of, kept, method_of, tiny_learner
-from run_helper import TINY, tiny_images
-from test_draws import DRAWN, Fit, result_files, watch_fits
+from run_helper import TINY, result_files, tiny_images
+from test_draws import DRAWN, Fit, watch_fits
 from torch import Tensor
 
 from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule, augment, backbones, methods

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import TinyFeatures, examples, images_of, kept, method_of, tiny_learner
-from run_helper import TINY, tiny_images
-from test_draws import DRAWN, Fit, result_files, watch_fits
+from run_helper import TINY, result_files, tiny_images
+from test_draws import DRAWN, Fit, watch_fits
 from test_icarl import assert_icarls_training, one_hot, outputs_of, pixels, ready
 
 from treering import Augmentation, Budget, Schedule, backbones, methods
