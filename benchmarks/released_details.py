@@ -18,6 +18,8 @@
   never crops at the last of the nine offsets, and pads crops of old exemplars for the current step's mean.
 - mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
 - bfloat16: no detail of that code: the precision in which treering trains on a GPU, on a CPU too.
+- one-softmax: no detail of that code: the old heads are distilled as if they were one, by one softmax over all of them.
+- undistilled: no detail of that code: nothing is distilled.
 
 Runs that are in the folder of results already are not run again, so give a new folder to changed code; on a GPU the
 others run at once. What was measured is added to FILE.
@@ -52,8 +54,8 @@ from treering.trainer import TrainingSet
 BATCH = 256
 """Images that the released code labels at once."""
 
-DETAILS = {name: {name} for name in ("teacher", "heads", "shrinking", "step-means", "shortcuts", "mean", "bfloat16")}
-DETAILS |= {"treering": set(), "both": {"teacher", "heads"}}
+ALONE = ("teacher", "heads", "shrinking", "step-means", "shortcuts", "mean", "bfloat16", "one-softmax", "undistilled")
+DETAILS = {name: {name} for name in ALONE} | {"treering": set(), "both": {"teacher", "heads"}}
 DETAILS |= {"released": {"teacher", "heads", "shrinking", "step-means"}}
 DETAILS |= {"everything": DETAILS["released"] | {"shortcuts"}}
 
@@ -66,6 +68,15 @@ class WithDetails(EEIL):
     def _augmented_set(
         self, images: Images, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
     ) -> TrainingSet:
+        if "undistilled" in self.details:
+            return super()._augmented_set(images, labels, teacher, 0)
+        if "one-softmax" in self.details:
+            heads = teacher.head_of_class
+            teacher.head_of_class = self._as_two_heads(heads)
+            try:
+                return super()._augmented_set(images, labels, teacher, distilled_classes)
+            finally:
+                teacher.head_of_class = heads
         stage_2 = 0 < distilled_classes < self.network.classes
         if not ("teacher" in self.details and stage_2):
             return super()._augmented_set(images, labels, teacher, distilled_classes)
@@ -84,6 +95,17 @@ class WithDetails(EEIL):
         soft = losses.soft_targets(logits, network.head_of_class[: network.classes], self.recipe.temperature)
         unlabelled.targets[:, :distilled_classes] = soft[:, :distilled_classes]
         return unlabelled
+
+    def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
+        if "one-softmax" in self.details:
+            head_of_class_C = self._as_two_heads(head_of_class_C)
+        return super().loss(logits_NC, labels_N, targets_NC, head_of_class_C)
+
+    def _as_two_heads(self, head_of_class: Tensor) -> Tensor:
+        """The newest head and, as one, all before it; spare columns stay what they are."""
+        spare = head_of_class == len(head_of_class)
+        newest = head_of_class.masked_fill(spare, 0).amax()
+        return torch.where(spare, head_of_class, (head_of_class == newest).long())
 
     def update_memory(self, candidates: dict[int, Images]) -> None:
         super().update_memory(candidates)
