@@ -133,13 +133,36 @@ def test_what_the_leak_and_crops_are_worth_to_base_is_what_was_measured() -> Non
     assert not found
 
 
-def test_the_shortfall_at_two_classes_per_step_has_the_p_that_is_given() -> None:
-    files = PROJECT.glob("results/cifar100-2-eeil-total2000-herding-order*-seed0.json")
-    ours = [json.loads(file.read_bytes())["average_without_first"] for file in files]
+def results_of(name: str) -> list[dict[str, Any]]:
+    """In every class order that was run."""
+    return [json.loads(file.read_bytes()) for file in sorted(PROJECT.glob(f"results/{name}-order*-seed0.json"))]
+
+
+def test_the_shortfall_at_two_classes_per_step_is_as_large_and_as_likely_as_is_said() -> None:
+    readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
+    ours = [run["average_without_first"] for run in results_of("cifar100-2-eeil-total2000-herding")]
     (mean, deviation), orders = papers("1a", "eeil")[2], 5
+    below = [f"{mean - value:.1f}" for value in ours]
+    assert f"EEIL is {', '.join(below[:-1])} and {below[-1]} points below the paper's mean" in readme
     error = deviation * (1 / len(ours) + 1 / orders) ** 0.5
     p = 2 * stats.t.sf((mean - statistics.fmean(ours)) / error, orders - 1)
-    assert f"gives p = {p:.2f}.)" in " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
+    assert f"gives p = {p:.2f}.)" in readme
+
+
+def test_what_eeil_knows_when_it_is_told_the_step_is_what_was_measured() -> None:
+    readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
+
+    def after_all_classes(size: int, measure: str) -> str:
+        runs = results_of(f"cifar100-{size}-eeil-total2000-herding")
+        return f"{statistics.fmean(run[measure][-1] for run in runs):.0f}"
+
+    told, not_told = (
+        [after_all_classes(size, key) for size in (2, 10, 50)] for key in ("task_aware_accuracy", "accuracy")
+    )
+    assert (
+        f"it knows {told[0]} % of the test images if it is told the step of each, and {not_told[0]} % if not" in readme
+    )
+    assert f"at 10 classes per step {told[1]} and {not_told[1]} %, at 50 {told[2]} and {not_told[2]} %" in readme
 
 
 def test_the_details_of_the_released_code_are_those_that_were_measured() -> None:
