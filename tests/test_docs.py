@@ -149,20 +149,44 @@ def test_the_shortfall_at_two_classes_per_step_is_as_large_and_as_likely_as_is_s
     assert f"gives p = {p:.2f}.)" in readme
 
 
-def test_what_eeil_knows_when_it_is_told_the_step_is_what_was_measured() -> None:
-    readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
-
-    def after_all_classes(size: int, measure: str) -> str:
+def test_what_is_right_after_all_classes_is_what_was_measured() -> None:
+    measured: dict[str, list[float]] = {"right class, the step being told": [], "right step": [], "right class": []}
+    sizes = (2, 5, 10, 20, 50)
+    for size in sizes:
         runs = results_of(f"cifar100-{size}-eeil-total2000-herding")
-        return f"{statistics.fmean(run[measure][-1] for run in runs):.0f}"
+        step = np.arange(100) // size
+        within = [np.array(run["confusion"])[step[:, None] == step].sum() / 100 for run in runs]
+        told, right = ([run[key][-1] for run in runs] for key in ("task_aware_accuracy", "accuracy"))
+        for row, values in zip(measured.values(), (told, within, right), strict=True):
+            row.append(statistics.fmean(values))
+    page = (PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    for name, row in measured.items():
+        assert f"| {name} | {' | '.join(f'{value:.1f}' for value in row)} |" in page
 
-    told, not_told = (
-        [after_all_classes(size, key) for size in (2, 10, 50)] for key in ("task_aware_accuracy", "accuracy")
+    readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
+    told, _, right = (
+        {size: f"{value:.0f}" for size, value in zip(sizes, row, strict=True)} for row in measured.values()
     )
-    assert (
-        f"it knows {told[0]} % of the test images if it is told the step of each, and {not_told[0]} % if not" in readme
+    assert f"it knows {told[2]} % of the test images if it is told the step of each, and {right[2]} % if not" in readme
+    assert f"at 10 classes per step {told[10]} and {right[10]} %, at 50 {told[50]} and {right[50]} %" in readme
+
+
+def test_the_vehicles_in_two_precisions_are_those_that_were_measured() -> None:
+    runs = json.loads((PROJECT / "benchmarks/results/precision.json").read_bytes())["runs"]
+    bfloat16, float32 = (
+        [run["average_without_first"] for run in runs if run["precision"] == name] for name in ("bfloat16", "float32")
     )
-    assert f"at 10 classes per step {told[1]} and {not_told[1]} %, at 50 {told[2]} and {not_told[2]} %" in readme
+    assert len(bfloat16) == len(float32) == 8
+    page = " ".join((PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8").split())
+    assert f"it has {statistics.fmean(bfloat16):.1f} on average" in page
+    assert f"and {statistics.fmean(float32):.1f} with the same kernels in float32" in page
+    assert f"paired t-test: p = {stats.ttest_rel(bfloat16, float32).pvalue:.2f};" in page
+
+    readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
+    first = [run["average_without_first"] for run in results_of("cifar100-vehicles-2-eeil-total200-herding")]
+    again, table = ("{:.1f}, {:.1f} and {:.1f}".format(*values[:3]) for values in (bfloat16, first))
+    assert f"were {again} instead of the table's {table}" in readme
+    assert bfloat16[3:] == first[3:]
 
 
 def test_the_details_of_the_released_code_are_those_that_were_measured() -> None:
