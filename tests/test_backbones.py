@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import examples
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -405,6 +406,19 @@ def test_a_network_of_timm(monkeypatch: pytest.MonkeyPatch, pretrained: bool, co
     torch.testing.assert_close(network(x), network.network(x / torch.tensor(deviation).view(3, 1, 1)))
     with pytest.raises(TreeringError, match=r"timm cannot make the backbone other: Unknown model \(other\)$"):
         backbones.build("timm:other", 3, seed=0)
+
+
+def test_a_module_that_cannot_be_copied_or_has_no_sizes_yet_is_one_line():
+    class Uncopied(nn.Flatten):
+        def __deepcopy__(self, memo: Any) -> None:
+            raise RuntimeError("only leaves can be copied\nand more")
+
+    with pytest.raises(TreeringError, match=r"cannot be copied, as training needs: only leaves can be copied$"):
+        backbones.copied(Uncopied())
+    with pytest.raises(TreeringError, match="layers without a size yet: pass a batch of images through it first"):
+        backbones.copied(nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten()))
+    with pytest.raises(TreeringError, match="layers without a size yet"):
+        Learner(nn.Sequential(nn.Flatten(), nn.LazyLinear(4))).partial_fit(*examples({"cat": 2, "dog": 2}))
 
 
 @pytest.mark.parametrize("layer", ["fc", "classifier", "head", "heads"])

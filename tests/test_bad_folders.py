@@ -120,6 +120,7 @@ NAMES = {
     "Unicode": ["猫", "chien é", "🦉 owl"],
     "right to left": ["חתול", "كلب"],
     "markup": ["[bold]cat", "[x]", "$x$ & <b>"],
+    "names of emoji": [":smile:", "a :cat: b"],
     "quotes and shell": ["'; rm -rf", '"dog"', "a`b`", "--help"],
     "control characters": ["a\tb", "\x1b[31mred", "bell\a"],
     "long": ["c" * 255, "d" * 255],

@@ -128,6 +128,7 @@ def test_the_version_is_printed(treering_command: Any) -> None:
         (["learn", "model", "photos", "--memory"], r"'--memory' requires an argument"),
         (["demo", "--colour", "red"], r"--colour.*\(see `treering demo --help`\)"),
         (["demo", "--order", "-1"], r"'--order'.*\(see `treering demo --help`\)"),
+        (["demo", "--order", "99999999999"], r"'--order'.*\(see `treering demo --help`\)"),
         (["demo", "--order", "first"], r"'--order'.*\(see `treering demo --help`\)"),
         (["demo", "now"], r"now.*\(see `treering demo --help`\)"),
     ],
@@ -187,6 +188,11 @@ def test_the_module_is_the_command() -> None:
     ("error", "said"),
     [
         (MemoryError(), "treering: out of memory: close other programs and try again\n"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes. Error code 12"),
+            "treering: out of memory: close other programs and try again\n",
+        ),
+        (RuntimeError("CUDA out of memory."), "treering: out of memory: close other programs and try again\n"),
         (OSError(28, "No space left on device", "some/where"), "treering: some/where: No space left on device\n"),
         (OSError(28, "No space left on device"), "treering: the output: No space left on device\n"),
     ],

@@ -67,10 +67,35 @@ def test_a_class_without_test_images_is_refused(tmp_path: Path) -> None:
         folder.load(place, 8)
 
 
-def test_a_class_with_test_images_only_is_no_class(tmp_path: Path) -> None:
+def test_a_class_with_test_images_only_is_no_class_and_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     place = split_dataset(tmp_path / "animals")
-    write_photos(place / "val", {"eel": 2})
+    write_photos(place / "val", {"eel": 2, "yak": 1})
     assert folder.load(place, 8).class_names == ("cat", "dog", "owl")
+    (record,) = caplog.records
+    assert record.getMessage() == f"2 classes of {place / 'val'} are left out: no training images (eel, yak)"
+
+
+@pytest.mark.parametrize("part", ["train", "val", ""])
+def test_what_is_no_class_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, part: str) -> None:
+    place = split_dataset(tmp_path / "animals") if part else write_photos(tmp_path / "animals", COUNTS)
+    (place / part / "empty").mkdir()
+    (place / part / "loose.png").write_bytes(b"")
+    folder.load(place, 8)
+    assert {record.getMessage() for record in caplog.records} == {
+        f"{place / part / 'empty'} is left out: no files in this class folder",
+        f"{place / part / 'loose.png'} is left out: not in a class folder",
+    }
+
+
+def test_the_parts_may_be_capitalised(tmp_path: Path) -> None:
+    place, other = split_dataset(tmp_path / "animals"), split_dataset(tmp_path / "others")
+    (place / "train").rename(place / "Train")
+    (place / "val").rename(place / "TEST")
+    found, wanted = folder.load(place, 8), folder.load(other, 8)
+    assert np.array_equal(found.train_images, wanted.train_images)
+    assert np.array_equal(found.test_images, wanted.test_images)
 
 
 def test_training_images_without_test_images_are_refused(tmp_path: Path) -> None:

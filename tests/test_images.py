@@ -448,12 +448,12 @@ def test_no_more_than_a_few_images_wait_to_be_put_away(tmp_path: Path, monkeypat
     read, lock, most = images.read, threading.Lock(), 0
     waiting = 0
 
-    def counted(path: Path, size: int) -> np.ndarray:
+    def counted(path: Path, *size: int) -> np.ndarray:
         nonlocal waiting, most
         with lock:
             waiting += 1
             most = max(most, waiting)
-        return read(path, size)
+        return read(path, *size)
 
     append = images.PixelFile.append
 

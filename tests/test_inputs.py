@@ -476,16 +476,55 @@ def file_names(tmp_path: Path) -> list[str]:
     return names
 
 
+class Column(list[Any]):
+    """What a table of pandas gives."""
+
+    def to_numpy(self) -> np.ndarray:
+        return np.array(self, dtype=object)
+
+
 def test_names_of_files_stand_for_their_images(fitted: Learner, file_names: list[str]) -> None:
     wanted = fitted.predict_proba(IMAGES)
     assert np.array_equal(fitted.predict_proba(file_names), wanted)
     assert np.array_equal(fitted.predict_proba(tuple(map(Path, file_names))), wanted)
     assert np.array_equal(fitted.predict_proba(np.array(file_names)), wanted)
+    assert np.array_equal(fitted.predict_proba(np.array(file_names, dtype=object)), wanted)
+    assert np.array_equal(fitted.predict_proba(Column(map(Path, file_names))), wanted)
     assert np.allclose(fitted.predict_proba(file_names[0]), wanted[:1], atol=1e-6)
     assert fitted.score(file_names, LABELS) == fitted.score(IMAGES, LABELS)
     small = replace(RECIPE, run=Run(image_size=SIDE))
     taught = [tiny_learner().set_params(recipe=small).partial_fit(given, LABELS) for given in (file_names, IMAGES)]
     assert state_of(taught[0]) == state_of(taught[1])
+
+
+def test_a_learner_of_grey_images_reads_files_and_images_of_pil_as_grey(tmp_path: Path, file_names: list[str]) -> None:
+    grey = np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in IMAGES])
+    learner = tiny_learner().set_params(backbone="small").partial_fit(grey, LABELS)
+    wanted = learner.predict_proba(grey)
+    assert np.array_equal(learner.predict_proba(file_names), wanted)
+    assert np.array_equal(learner.predict_proba([Image.fromarray(image) for image in IMAGES]), wanted)
+    for number, (name, image) in enumerate(zip(LABELS, IMAGES, strict=True)):
+        (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "photos" / name / f"{number}.png")
+    assert learner.score(tmp_path / "photos") == learner.score(grey, LABELS)
+    assert learner.evaluate(tmp_path / "photos").accuracy() == 100 * learner.score(grey, LABELS)
+
+
+def test_grey_images_of_pil_among_others_or_for_a_learner_of_colour_become_colour(fitted: Learner) -> None:
+    colour, grey = Image.fromarray(IMAGES[0]), Image.fromarray(IMAGES[1]).convert("L")
+    pixels = inputs.as_images([grey, colour])
+    assert np.array_equal(pixels[0].numpy(), np.stack([np.asarray(grey)] * 3))
+    assert np.array_equal(pixels[1].numpy(), np.moveaxis(IMAGES[0], -1, 0))
+    assert fitted.predict([grey]).tolist() == fitted.predict([grey.convert("RGB")]).tolist()
+
+
+def test_images_of_pil_with_whole_numbers_of_no_known_range_are_refused(tmp_path: Path) -> None:
+    deep = Image.fromarray(np.full((4, 4), 200, np.int32))
+    with pytest.raises(TreeringError, match="^an image of PIL's mode I may have any range: convert it to L"):
+        inputs.as_images([deep])
+    Image.fromarray(np.full((4, 4), 200 * 256, np.uint16)).save(tmp_path / "deep.png")
+    with Image.open(tmp_path / "deep.png") as read:
+        assert np.array_equal(inputs.as_images([read]).unique().numpy(), [200])
 
 
 def test_a_folder_of_classes_can_be_scored(fitted: Learner, tmp_path: Path) -> None:

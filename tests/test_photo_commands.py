@@ -7,6 +7,8 @@ import json
 import re
 import shutil
 import sys
+import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,17 @@ def test_a_method_without_a_memory_says_so_and_can_be_exported(place: Path, tmp_
     assert command("export", tmp_path / "model", tmp_path / "model.onnx").code == 0
 
 
+def test_a_folder_of_one_part_is_no_class_but_one_called_train_may_be(tmp_path: Path) -> None:
+    write_photos(tmp_path / "birds" / "Train", {"cat": 3, "dog": 3})
+    inside = tmp_path / "birds" / "Train"
+    refusal = f"has one folder, Train, with folders in it, not classes: give {inside}"
+    command("learn", tmp_path / "model", tmp_path / "birds", *TINY).refused(refusal)
+    images.scan(write_photos(tmp_path / "toys", {"train": 3}))
+    write_photos(tmp_path / "birds" / "Test", {"cat": 3, "dog": 3})
+    both = f"{tmp_path / 'birds'} has the folders Test and Train, not classes: give one of them"
+    command("learn", tmp_path / "model", tmp_path / "birds", *TINY).refused(both)
+
+
 def test_a_folder_with_train_and_val_is_not_two_classes(tmp_path: Path) -> None:
     for part in ("train", "val"):
         write_photos(tmp_path / "birds" / part, {"cat": 3, "dog": 3})
@@ -258,7 +271,7 @@ def test_answers_of_the_first_files_come_before_the_others_are_read(
     monkeypatch.setattr(evaluation, "BATCH", 4)
     seen: list[Path] = []
     read = images.read
-    monkeypatch.setattr(images, "read", lambda file, size: (seen.append(file), read(file, size))[1])
+    monkeypatch.setattr(images, "read", lambda file, *size: (seen.append(file), read(file, *size))[1])
     files = sorted((place / "test").rglob("*.png"))
     answers = evaluation.predictions(learner, files, 1)
     assert seen == []
@@ -272,11 +285,11 @@ def test_the_command_prints_answers_as_they_come(place: Path, monkeypatch: pytes
     printed: list[int] = []
     read = images.read
 
-    def watched(file: Path, size: int) -> np.ndarray:
+    def watched(file: Path, *size: int) -> np.ndarray:
         buffer = sys.stdout.buffer
         assert isinstance(buffer, io.BytesIO)
         printed.append(buffer.getvalue().count(b"\n"))
-        return read(file, size)
+        return read(file, *size)
 
     monkeypatch.setattr(images, "read", watched)
     assert command("predict", place / "model", place / "test").code == 0
@@ -416,6 +429,19 @@ def test_info_shows_steps_memory_sizes_and_settings(place: Path, learner: Learne
     assert "Recipe: eeil, small, 1 + 1 epochs" in done.out
     assert "Earlier versions that undo can go back to: 1" in done.out
     assert "interrupted" not in done.out
+
+
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="the system keeps its time zone to itself")
+def test_info_tells_the_time_of_the_place(place: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        shown = [row[1] for row in table_rows(command("info", place / "model").out)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    utc = [datetime.fromisoformat(record["time"]).replace(tzinfo=None) for record in learner.history_]
+    assert shown == [f"{moment + timedelta(hours=9):%Y-%m-%d %H:%M}" for moment in utc]
 
 
 def test_the_sizes_add_up_to_the_folder(place: Path) -> None:

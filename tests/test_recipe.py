@@ -230,6 +230,12 @@ def test_a_setting_of_the_wrong_type_is_an_error_that_names_it_and_its_value(nam
     assert repr(shown) in message
 
 
+def test_a_section_that_is_set_keeps_what_is_not_said():
+    recipe = Recipe.find("photos")
+    assert recipe.training != Recipe().training
+    assert recipe.changed(["training={epochs=3}"]) == recipe.changed(["training.epochs=3"])
+
+
 @pytest.mark.parametrize(
     ("name", "value", "meant"),
     [

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
 
 from treering import augment
 from treering.errors import TreeringError, look_up
@@ -225,8 +226,7 @@ def _from_library(library: str, name: str, pretrained: bool) -> nn.Module:
     except TreeringError:
         raise
     except Exception as error:  # an unknown name, no network for the weights: whatever that library raises
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise TreeringError(f"{library} cannot make the backbone {name}: {reason[0]}") from None
+        raise TreeringError(f"{library} cannot make the backbone {name}: {_reason(error)}") from None
 
 
 def input_mean(module: nn.Module, images: Images, settings: Augmentation, pixel_scale: float) -> Tensor:
@@ -243,6 +243,16 @@ def input_mean(module: nn.Module, images: Images, settings: Augmentation, pixel_
     return (torch.stack(sums).sum(0) / len(images) / pixel_scale).float()
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """A copy, on the CPU, of a module of the user's."""
+    if any(is_lazy(part) for part in (*module.parameters(), *module.buffers())):
+        raise TreeringError("the backbone has layers without a size yet: pass a batch of images through it first")
+    try:
+        return copy.deepcopy(module).cpu()
+    except Exception as error:  # whatever a module of the user's raises
+        raise TreeringError(f"the backbone cannot be copied, as training needs: {_reason(error)}") from error
+
+
 def feature_size(module: nn.Module, image_shape: Sequence[int]) -> int:
     """D, found by passing two blank images of `image_shape` (C, H, W) through a copy of `module`, in both its modes."""
     sizes = []
@@ -252,8 +262,9 @@ def feature_size(module: nn.Module, image_shape: Sequence[int]) -> int:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):  # dropout draws
                 out = probe(torch.zeros(2, *image_shape))
         except Exception as error:  # whatever a module of the user's raises
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise TreeringError(f"the backbone fails on images of shape {tuple(image_shape)}: {reason[0]}") from error
+            raise TreeringError(
+                f"the backbone fails on images of shape {tuple(image_shape)}: {_reason(error)}"
+            ) from error
         good = isinstance(out, Tensor) and out.ndim == 2 and len(out) == 2 and out.shape[1] and out.is_floating_point()
         if not good:
             got = f"{out.dtype} and shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
@@ -264,3 +275,8 @@ def feature_size(module: nn.Module, image_shape: Sequence[int]) -> int:
     if sizes[0] != sizes[1]:
         raise TreeringError(f"the backbone gives {sizes[0]} features in training and {sizes[1]} in evaluation")
     return sizes[0]
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what it says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

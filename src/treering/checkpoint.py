@@ -16,7 +16,6 @@ no manifest names are removed afterwards. Writers exclude each other by a lock; 
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import hashlib
 import io
@@ -216,7 +215,7 @@ def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None
     tensors = safetensors.torch.load(_read(path, entries["weights"]))
     channels = manifest["image_shape"][0]
     features = (
-        copy.deepcopy(backbone).cpu()
+        backbones.copied(backbone)
         if backbone
         else backbones.build(recipe.backbone, channels, manifest["seed"], pretrained=False)
     )

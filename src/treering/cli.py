@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 
 import treering
-from treering.errors import TreeringError
-from treering.recipe import Recipe
+from treering.errors import TreeringError, is_out_of_memory
+from treering.recipe import MOST_ORDERS, Recipe
 
 app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
-console = Console()
+console = Console(emoji=False)
 
 UsageError: Any = typer.BadParameter.__base__
 """A misspelt option, a missing argument and the like; typer has no public name for it."""
@@ -44,7 +44,7 @@ def treering_command(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo"),
-    order: Annotated[int, typer.Option(min=0, help="Class order: 0 is the usual one.")] = 0,
+    order: Annotated[int, typer.Option(min=0, max=MOST_ORDERS - 1, help="Class order: 0 is the usual one.")] = 0,
 ) -> None:
     """Ten digits in five steps, with and without forgetting, drawn."""
     from treering import demo as digits_demo
@@ -311,7 +311,9 @@ def main() -> None:
         _print_error(error)
     except UsageError as error:
         _print_error(_usage(error))
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         _print_error("out of memory: close other programs and try again")
     except OSError as error:
         _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -139,7 +140,8 @@ class Printer:
             names = ", ".join(shown(str(name)) for name in record["new_classes"])
             images = sum(count for _, count in record["images"])
             said = "" if accuracy is None else f"{accuracy:.1f} %"
-            table.add_row(str(record["step"]), record["time"][:16].replace("T", " "), names, str(images), said)
+            learnt = f"{datetime.fromisoformat(record['time']).astimezone():%Y-%m-%d %H:%M}"  # local time
+            table.add_row(str(record["step"]), learnt, names, str(images), said)
         self.console.print(table, markup=False, highlight=False)
         recipe, kept = overview.recipe, overview.memory
         held_out = sum(overview.held_out.values())

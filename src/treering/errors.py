@@ -13,6 +13,15 @@ class TreeringError(ValueError):
     """Bad input, a bad setting or an unusable folder. The command line prints it as one line and exits with code 2."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python, torch and the libraries below it say it in many ways."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(words in said for words in ("out of memory", "not enough memory", "allocate memory"))
+    )
+
+
 def look_up(table: Mapping[str, Entry], name: str, what: str) -> Entry:
     """`table[name]`, or an error that names the nearest spelling of this kind of thing."""
     if name not in table:

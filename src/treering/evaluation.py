@@ -30,12 +30,13 @@ class Prediction:
 def predictions(learner: Learner, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
     """The `top` classes of each file, a batch at a time: any number of files takes the same memory."""
     model = learner.learnt_model()
-    size, names = model.image_shape[1], [str(name) for name in model.classes]
+    channels, size, _ = model.image_shape
+    names = [str(name) for name in learner.classes_.tolist()]
 
     with images.decoding() as pool:
         for start in range(0, len(paths), BATCH):
             part = paths[start : start + BATCH]
-            decoded = list(pool.map(lambda file: images.read_or_reason(file, size), part))
+            decoded = list(pool.map(lambda file: images.read_or_reason(file, size, channels), part))
             good = [result for result in decoded if not isinstance(result, str)]
             rows = iter(learner.predict_proba(np.stack(good)) if good else ())
             for file, result in zip(part, decoded, strict=True):

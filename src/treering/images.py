@@ -10,7 +10,7 @@ import logging
 import os
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,8 +55,8 @@ class UnreadableError(Exception):
     """An image file that cannot be used; the message says why."""
 
 
-def read(path: Path, size: int) -> np.ndarray:
-    """The image as `size` x `size` x 3, uint8: upright, on white where transparent, of a GIF the first frame."""
+def read(path: Path, size: int, channels: int = 3) -> np.ndarray:
+    """The image as `size` x `size` x `channels`, uint8: upright, on white if transparent, of a GIF the first frame."""
     try:
         if path.is_dir():
             raise UnreadableError("a folder that cannot be looked into")
@@ -64,7 +64,8 @@ def read(path: Path, size: int) -> np.ndarray:
             raise UnreadableError("empty file")
         with Image.open(path, formats=FORMATS) as image:
             image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-            return np.asarray(_square(opaque(upright(image)), size))
+            square = _square(opaque(upright(image)), size)
+            return np.asarray(square) if channels == 3 else np.asarray(square.convert("L"))[..., None]
     except (UnreadableError, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -145,10 +146,21 @@ def scan(folder: Path) -> ImageFolder:
     if not found.classes:
         what = f"holds {len(loose)} files but no class folders" if loose else "has no class folders with images"
         raise TreeringError(f"{folder} {what}: put the images of each class into a folder of their own")
-    if "train" in found.classes and len(found.classes) > 1 and found.classes.keys() <= {"train", *TEST_FOLDERS}:
-        raise TreeringError(f"{folder} has the folders {' and '.join(found.classes)}, not classes: give one of them")
+    _require_classes(folder, found.classes)
     found.skipped += [(path, "not in a class folder") for path in loose]
     return found
+
+
+def _require_classes(folder: Path, classes: dict[str, list[Path]]) -> None:
+    """Raise for a folder of training and test images, which holds classes only below."""
+    parts = {name.lower() for name in classes}
+    if "train" not in parts or not parts <= {"train", *TEST_FOLDERS}:
+        return
+    if len(parts) > 1:
+        raise TreeringError(f"{folder} has the folders {' and '.join(classes)}, not classes: give one of them")
+    ((name, paths),) = classes.items()
+    if not any(path.parent.name == name for path in paths):  # else it may be a class, of locomotives
+        raise TreeringError(f"{folder} has one folder, {name}, with folders in it, not classes: give {folder / name}")
 
 
 def is_model(folder: Path) -> bool:
@@ -206,11 +218,12 @@ class LoadedFolder:
 def load(
     found: ImageFolder,
     size: int,
+    channels: int = 3,
     place: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadedFolder:
     """Decode every image into a temporary file in `place`, a few at a time; what cannot be read is skipped."""
-    file = PixelFile((3, size, size), place)
+    file = PixelFile((channels, size, size), place)
     skipped = list(found.skipped)
     labels: list[str] = []
     rows: list[Tensor] = []
@@ -218,7 +231,7 @@ def load(
     with decoding() as pool:
         for start in range(0, len(todo), AT_ONCE):
             part = todo[start : start + AT_ONCE]
-            decoded = pool.map(lambda one: read_or_reason(one[1], size), part)
+            decoded = pool.map(lambda one: read_or_reason(one[1], size, channels), part)
             good = []
             for (name, path), result in zip(part, decoded, strict=True):
                 if isinstance(result, str):
@@ -235,17 +248,22 @@ def load(
     return LoadedFolder(stored, labels, skipped)
 
 
-def load_with_warnings(found: ImageFolder, size: int, folder: Path | None = None) -> LoadedFolder:
+def load_with_warnings(found: ImageFolder, size: int, channels: int = 3, place: Path | None = None) -> LoadedFolder:
     """`load`, for who does not list what was left out."""
-    loaded = load(found, size, folder)
-    for path, reason in loaded.skipped:
-        logger.warning("%s is left out: %s", path, reason)
+    loaded = load(found, size, channels, place)
+    warn_of(loaded.skipped)
     return loaded
 
 
-def read_or_reason(path: Path, size: int) -> np.ndarray | str:
+def warn_of(skipped: Iterable[tuple[Path, str]]) -> None:
+    """A line for each thing that was left out."""
+    for path, reason in skipped:
+        logger.warning("%s is left out: %s", path, reason)
+
+
+def read_or_reason(path: Path, size: int, channels: int = 3) -> np.ndarray | str:
     """What `read` gives, or why it does not."""
     try:
-        return read(path, size)
+        return read(path, size, channels)
     except UnreadableError as error:
         return str(error)

@@ -21,13 +21,19 @@ from treering.errors import TreeringError
 from treering.images import opaque, upright
 from treering.pixels import Images, PixelFile, StoredImages
 
+GREY = ("L", "F")
+"""PIL's modes of images of one channel: bytes, and floating-point numbers 0..1."""
 
-def as_examples(images: Any, labels: Any) -> tuple[Images, list[Hashable]]:
-    """Images and their labels; a Dataset and an iterator of batches bring their own labels."""
+
+def as_examples(images: Any, labels: Any, channels: int | None = None) -> tuple[Images, list[Hashable]]:
+    """Images and their labels; a Dataset and an iterator of batches bring their own labels.
+
+    channels: what images of PIL are converted to; as in `as_images`.
+    """
     if isinstance(images, Iterable) and not isinstance(images, Dataset | Tensor | np.ndarray | Sequence | StoredImages):
         if labels is not None:
             raise TreeringError("an iterator of batches brings its own labels: leave the labels out")
-        return _from_batches(iter(images))
+        return _from_batches(iter(images), channels)
     if isinstance(images, Dataset):
         if labels is not None:
             raise TreeringError("a torch Dataset brings its own labels: leave the labels out")
@@ -37,20 +43,20 @@ def as_examples(images: Any, labels: Any) -> tuple[Images, list[Hashable]]:
         images, labels = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     elif labels is None:
         raise TreeringError("labels are missing: give one label per image")
-    pixels, names = as_images(images), as_labels(labels)
+    pixels, names = as_images(images, channels), as_labels(labels)
     if len(pixels) != len(names):
         raise TreeringError(f"{len(pixels)} images but {len(names)} labels: give one label per image")
     return pixels, names
 
 
-def _from_batches(batches: Iterator[Any]) -> tuple[Images, list[Hashable]]:
+def _from_batches(batches: Iterator[Any], channels: int | None) -> tuple[Images, list[Hashable]]:
     """Batches (images, labels), put away one after another: together they need not fit into memory."""
     file: PixelFile | None = None
     names: list[Hashable] = []
     for batch in batches:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise TreeringError("every item of the iterator must be a batch, a pair (images, labels)")
-        pixels, some = as_images(batch[0]), as_labels(batch[1])
+        pixels, some = as_images(batch[0], channels), as_labels(batch[1])
         if len(pixels) != len(some):
             raise TreeringError(f"a batch has {len(pixels)} images but {len(some)} labels: give one label per image")
         one_type(some, names)
@@ -65,8 +71,11 @@ def _from_batches(batches: Iterator[Any]) -> tuple[Images, list[Hashable]]:
     return StoredImages(file, torch.arange(len(names))), names
 
 
-def as_images(images: Any) -> Tensor:
-    """Images as uint8 N x C x H x W; labels that a Dataset or an iterator of batches brings are left out."""
+def as_images(images: Any, channels: int | None = None) -> Tensor:
+    """Images as uint8 N x C x H x W; labels that a Dataset or an iterator of batches brings are left out.
+
+    Images of PIL are converted to so many `channels`; without it they are grey only if all of them are.
+    """
     if isinstance(images, StoredImages):
         return images.tensor()
     if isinstance(images, Dataset):
@@ -79,9 +88,11 @@ def as_images(images: Any) -> Tensor:
         pixels = _from_numpy(images)
         pixels = pixels[:, None] if pixels.ndim == 3 else pixels.movedim(-1, 1) if pixels.ndim == 4 else pixels
     elif isinstance(images, Sequence | np.ndarray):
-        return _stacked([_one_image(image) for image in images])
+        if any(isinstance(image, PIL.Image.Image) and image.mode not in GREY for image in images):
+            channels = channels or 3
+        return _stacked([_one_image(image, channels) for image in images])
     elif isinstance(images, Iterable) and not isinstance(images, Set | Mapping):
-        parts = [as_images(_without_labels(batch)) for batch in images]
+        parts = [as_images(_without_labels(batch), channels) for batch in images]
         return _stacked([image for part in parts for image in part])
     else:
         raise TreeringError(
@@ -146,20 +157,30 @@ def _items(dataset: Dataset[Any]) -> Iterable[Any]:
     return (dataset[index] for index in range(len(dataset)))
 
 
-def _one_image(image: Any) -> Tensor:
+def _one_image(image: Any, channels: int | None) -> Tensor:
     """One image of a sequence, C x H x W: a tensor C x H x W, or whatever NumPy reads as H x W or H x W x C."""
     if isinstance(image, Tensor):
         pixels = image.detach().cpu()
         return pixels[None] if pixels.ndim == 2 else pixels
     try:
         if isinstance(image, PIL.Image.Image):
-            image = upright(image)
-            image = image if image.mode in ("L", "F") else opaque(image)
+            image = _converted(image, channels)
         array = np.asarray(image)
+    except TreeringError:
+        raise
     except (TypeError, ValueError, OSError) as error:
         raise TreeringError(f"an image cannot be read as an array: {error}") from None
     pixels = _from_numpy(array)
     return pixels[None] if pixels.ndim == 2 else pixels.movedim(-1, 0) if pixels.ndim == 3 else pixels
+
+
+def _converted(image: PIL.Image.Image, channels: int | None) -> PIL.Image.Image:
+    if image.mode == "I" and image.format is None:  # of a file, they are 16 bits
+        raise TreeringError("an image of PIL's mode I may have any range: convert it to L or I;16, or give an array")
+    image = upright(image)
+    if image.mode == "F" or (image.mode == "L" and channels != 3):
+        return image
+    return opaque(image).convert("L") if channels == 1 else opaque(image)
 
 
 def _stacked(images: list[Tensor]) -> Tensor:

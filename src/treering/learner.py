@@ -111,8 +111,8 @@ class Learner:
 
     @property
     def classes_(self) -> np.ndarray:
-        """The classes learnt so far, in the order of `predict_proba`'s columns: step by step, sorted within a step."""
-        return _label_array(self.learnt_model().classes)
+        """The classes learnt so far, sorted as scikit-learn's tools take them to be; `history_` has them by step."""
+        return _label_array(_in_order(set(self.learnt_model().classes)))
 
     @property
     def history_(self) -> list[dict[str, Any]]:
@@ -173,21 +173,25 @@ class Learner:
     def _examples(self, images: Any, labels: Any) -> tuple[Images, list[Hashable]]:
         if isinstance(images, str | os.PathLike):
             return self._from_folder(Path(images), labels)
-        return inputs.as_examples(self._opened(images), labels)
+        return inputs.as_examples(self._opened(images), labels, self._model.image_shape[0] if self._model else None)
 
-    def _image_size(self) -> int:
-        """Side of the squares that image files are read as."""
-        return self._model.image_shape[1] if self._model else self.resolved_recipe().run.image_size
+    def _file_format(self) -> tuple[int, int]:
+        """Side of the squares that image files are read as, and their channels."""
+        if self._model:
+            return self._model.image_shape[1], self._model.image_shape[0]
+        return self.resolved_recipe().run.image_size, 3
 
     def _opened(self, images: Any) -> Any:
         """The pixels, if `images` are names of image files; anything else as it is."""
-        if isinstance(images, np.ndarray) and images.dtype.kind == "U":
+        if hasattr(images, "to_numpy"):  # a column of a table
+            images = images.to_numpy()
+        if isinstance(images, np.ndarray) and images.dtype.kind in "UO" and images.ndim == 1:
             images = images.tolist()
         if not isinstance(images, list | tuple) or not all(isinstance(one, str | os.PathLike) for one in images):
             return images
-        size = self._image_size()
+        size, channels = self._file_format()
         with image_files.decoding() as pool:
-            read = list(pool.map(lambda file: image_files.read_or_reason(Path(file), size), images))
+            read = list(pool.map(lambda file: image_files.read_or_reason(Path(file), size, channels), images))
         for file, found in zip(images, read, strict=True):
             if Path(file).is_dir():
                 raise TreeringError(f"{os.fspath(file)} is a folder: give names of image files")
@@ -198,7 +202,7 @@ class Learner:
     def _from_folder(self, folder: Path, labels: Any) -> tuple[Images, list[Hashable]]:
         if labels is not None:
             raise TreeringError("a folder brings its own labels: leave the labels out")
-        loaded = image_files.load_with_warnings(image_files.scan(folder), self._image_size())
+        loaded = image_files.load_with_warnings(image_files.scan(folder), *self._file_format())
         if not loaded.labels:
             raise TreeringError(f"no image in {folder} can be read")
         return loaded.images, list(loaded.labels)
@@ -255,13 +259,20 @@ class Learner:
         return self.classes_[self.predict_proba(images).argmax(1)]
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """N x classes; columns follow `classes_`. Images as for `partial_fit`, but no folder; or one file's name."""
+        """N x classes; columns follow `classes_`, so that those of classes that come later stand between them.
+
+        Images as for `partial_fit`, but no folder; or one file's name.
+        """
         model = self.learnt_model()
         if model.method.network.classes != len(model.classes):
             raise TreeringError("a step is being learnt: predict when partial_fit has returned")
-        pixels = inputs.as_images(self._opened([images] if isinstance(images, str | os.PathLike) else images))
+        opened = self._opened([images] if isinstance(images, str | os.PathLike) else images)
+        pixels = inputs.as_images(opened, model.image_shape[0])
         _check_shape(pixels, model)
-        return model.method.probabilities(pixels).double().cpu().numpy()
+        probabilities = model.method.probabilities(pixels).double().cpu().numpy()
+        column = {name: index for index, name in enumerate(model.classes)}
+        in_order = probabilities[:, [column[name] for name in _in_order(set(model.classes))]]
+        return in_order / in_order.sum(1, keepdims=True)  # they summed to 1 in float32 only
 
     def score(self, images: Any, labels: Any = None) -> float:
         """The share of images whose predicted class is their label."""
@@ -345,7 +356,7 @@ class Learner:
         recipe = self.resolved_recipe()
         seed, channels = int(self.seed), pixels.shape[1]
         if isinstance(self.backbone, nn.Module):
-            module = copy.deepcopy(self.backbone).cpu()
+            module = backbones.copied(self.backbone)
         else:
             module = backbones.build(recipe.backbone, channels, seed)
         mean = backbones.input_mean(module, pixels, recipe.augmentation, recipe.pixel_scale)

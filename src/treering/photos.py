@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 
 from treering import checkpoint, division, files, images, in_flight, methods, pixels, speed
-from treering.errors import TreeringError
+from treering.errors import TreeringError, is_out_of_memory
 from treering.images import LoadedFolder
 from treering.learner import Learner
 from treering.methods.base import StagePlan
@@ -149,9 +149,9 @@ def learn(
         learner = _open(path, backbone, memory, changes, seed, device)
         model, recipe = learner.model, learner.resolved_recipe()
         known = [str(name) for name in model.classes] if model else []
-        size = model.image_shape[1] if model else recipe.run.image_size
+        channels, size = model.image_shape[:2] if model else (3, recipe.run.image_size)
         disk = None if dry_run else path  # it must have room for the model anyway
-        loaded = images.load(found, size, disk, functools.partial(progress, "reading"))
+        loaded = images.load(found, size, channels, disk, functools.partial(progress, "reading"))
         new = sorted(set(loaded.labels) - set(known))
         _require_classes(folder, loaded, known, new)
         digests = pixels.digests(loaded.images)
@@ -170,7 +170,7 @@ def learn(
             raise TreeringError(f"{folder} has no image that the model does not have already: nothing to learn")
         measured = parts.measured
         if checks:
-            others = images.load_with_warnings(checks, size, disk)
+            others = images.load_with_warnings(checks, size, channels, disk)
             measured = division.for_validation(others, known + new, digests, model)
         step, names = loaded.images[torch.tensor(parts.trained)], [loaded.labels[index] for index in parts.trained]
 
@@ -265,11 +265,10 @@ def _train(
 
 @contextlib.contextmanager
 def _out_of_memory_told(path: Path) -> Iterator[None]:
-    """Torch and Python say it in many ways."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
+        if is_out_of_memory(error):
             raise TreeringError(f"out of memory; {path} is as it was: close other programs and try again") from None
         raise
 

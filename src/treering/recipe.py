@@ -22,6 +22,9 @@ from typing import Any, Literal
 
 from treering.errors import TreeringError, nearest
 
+MOST_ORDERS = 10**9
+"""Class orders: the seeds that NumPy takes are not many more."""
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
@@ -208,7 +211,7 @@ class Run(Settings):
         plain = self.dataset and not self.dataset.startswith(".") and not {"/", "\\", "\0"} & set(self.dataset)
         _require(bool(plain), f"dataset must be the name of a folder in the data folder, not {self.dataset!r}")
         _require(self.image_size >= 1, f"image_size must be 1 or more, not {self.image_size}")
-        _require(0 <= self.order < 10**9, f"order must be from 0 to 999999999, not {self.order}")
+        _require(0 <= self.order < MOST_ORDERS, f"order must be from 0 to {MOST_ORDERS - 1}, not {self.order}")
         _require(0 <= self.seed < 2**63, f"seed must be from 0 to 2^63 - 1, not {self.seed}")
 
 
@@ -288,7 +291,10 @@ class Recipe(Settings):
                 value = text.strip()
             place = table.setdefault(section, {}) if section else table
             _require(isinstance(place, dict), f"unknown setting {key.strip()}")
-            place[name] = text.strip() if isinstance(place.get(name), str) and not isinstance(value, str) else value
+            before = place.get(name)
+            if isinstance(before, dict) and isinstance(value, dict):  # of a section only what is said
+                value = before | value
+            place[name] = text.strip() if isinstance(before, str) and not isinstance(value, str) else value
         return Recipe.from_dict(table)
 
     def write(self, path: str | os.PathLike[str]) -> None:

@@ -25,13 +25,17 @@ SPLIT_SEED = 0
 
 def load(folder: Path, size: int) -> Dataset:
     """Every image as a square of `size` pixels; the classes in the order of their names."""
-    test_folder = next((folder / name for name in images.TEST_FOLDERS if (folder / name).is_dir()), None)
-    if (folder / "train").is_dir() and test_folder:
-        train, test = images.scan(folder / "train").classes, images.scan(test_folder).classes
-    elif (folder / "train").is_dir():
+    train_folder, test_folder = _part(folder, ("train",)), _part(folder, images.TEST_FOLDERS)
+    if train_folder and test_folder:
+        train, test = _scanned(train_folder), _scanned(test_folder)
+        unknown = [name for name in test if name not in train]
+        if unknown:
+            some = ", ".join(unknown[:5]) + (", …" if len(unknown) > 5 else "")
+            logger.warning("%d classes of %s are left out: no training images (%s)", len(unknown), test_folder, some)
+    elif train_folder:
         raise TreeringError(f"{folder} has a folder train but none called val or test: add one, laid out like train")
     else:
-        train, test = _split(images.scan(folder).classes)
+        train, test = _split(_scanned(folder))
     for part, what in ((train, "training"), (test, "test")):
         missing = next((name for name in train if not part.get(name)), None)
         if missing is not None:
@@ -39,6 +43,18 @@ def load(folder: Path, size: int) -> Dataset:
     names = tuple(train)
     _require_memory(folder, sum(len(part[name]) for part in (train, test) for name in names), size)
     return Dataset(folder.name, *_read(train, names, size), *_read(test, names, size), names)
+
+
+def _part(folder: Path, names: Sequence[str]) -> Path | None:
+    """The folder below it that has one of these names, however it is capitalised."""
+    below = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()} if folder.is_dir() else {}
+    return next((below[name] for name in names if name in below), None)
+
+
+def _scanned(folder: Path) -> dict[str, list[Path]]:
+    found = images.scan(folder)
+    images.warn_of(found.skipped)
+    return found.classes
 
 
 def _split(classes: dict[str, list[Path]]) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:

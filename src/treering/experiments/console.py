@@ -15,7 +15,7 @@ from rich.text import Text
 
 from treering import data, methods, speed
 from treering.data.stream import ResidentImages, split_steps
-from treering.errors import TreeringError
+from treering.errors import TreeringError, is_out_of_memory
 from treering.experiments.at_once import run_many
 from treering.experiments.runner import RunProgress, StreamRun, run_name
 from treering.recipe import Recipe
@@ -85,10 +85,15 @@ def run(
     ordered = {name: outcomes[name] for name in names}
     _show_results(console, ordered, results)
     failed = {name: outcome for name, outcome in ordered.items() if isinstance(outcome, Exception)}
-    for error in failed.values():
-        if not isinstance(error, TreeringError):
+    told = {
+        name: "out of memory: close other programs and try again"
+        for name, error in failed.items()
+        if is_out_of_memory(error)
+    }
+    for name, error in failed.items():
+        if name not in told and not isinstance(error, TreeringError):
             raise error
-    return [f"{name}: {error}" for name, error in failed.items()]
+    return [f"{name}: {told.get(name, error)}" for name, error in failed.items()]
 
 
 def _show_results(console: Console, outcomes: Mapping[str, dict | Exception], results: Path) -> None:
