@@ -74,7 +74,7 @@ def test_a_class_with_test_images_only_is_no_class_and_is_named(
     write_photos(place / "val", {"eel": 2, "yak": 1})
     assert folder.load(place, 8).class_names == ("cat", "dog", "owl")
     (record,) = caplog.records
-    assert record.getMessage() == f"2 classes of {place / 'val'} are left out: no training images (eel, yak)"
+    assert record.getMessage() == f"classes of {place / 'val'} without training images are left out: eel, yak"
 
 
 @pytest.mark.parametrize("part", ["train", "val", ""])

@@ -520,7 +520,7 @@ def test_grey_images_of_pil_among_others_or_for_a_learner_of_colour_become_colou
 
 def test_images_of_pil_with_whole_numbers_of_no_known_range_are_refused(tmp_path: Path) -> None:
     deep = Image.fromarray(np.full((4, 4), 200, np.int32))
-    with pytest.raises(TreeringError, match="^an image of PIL's mode I may have any range: convert it to L"):
+    with pytest.raises(TreeringError, match=r"^an image of PIL's mode I may have any range: convert it to L"):
         inputs.as_images([deep])
     Image.fromarray(np.full((4, 4), 200 * 256, np.uint16)).save(tmp_path / "deep.png")
     with Image.open(tmp_path / "deep.png") as read:

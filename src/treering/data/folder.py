@@ -30,8 +30,8 @@ def load(folder: Path, size: int) -> Dataset:
         train, test = _scanned(train_folder), _scanned(test_folder)
         unknown = [name for name in test if name not in train]
         if unknown:
-            some = ", ".join(unknown[:5]) + (", …" if len(unknown) > 5 else "")
-            logger.warning("%d classes of %s are left out: no training images (%s)", len(unknown), test_folder, some)
+            some = ", ".join(unknown) if len(unknown) < 10 else f"{', '.join(unknown[:5])}, … ({len(unknown)} in all)"
+            logger.warning("classes of %s without training images are left out: %s", test_folder, some)
     elif train_folder:
         raise TreeringError(f"{folder} has a folder train but none called val or test: add one, laid out like train")
     else:
