@@ -19,7 +19,6 @@
 - mean: no detail of that code but a neutral centre, the mean image of all classes, those to come included.
 - bfloat16: no detail of that code: the precision in which treering trains on a GPU, on a CPU too.
 - one-softmax: no detail of that code: the old heads are distilled as if they were one, by one softmax over all of them.
-- undistilled: no detail of that code: nothing is distilled.
 
 Runs that are in the folder of results already are not run again, so give a new folder to changed code; on a GPU the
 others run at once. What was measured is added to FILE.
@@ -54,7 +53,7 @@ from treering.trainer import TrainingSet
 BATCH = 256
 """Images that the released code labels at once."""
 
-ALONE = ("teacher", "heads", "shrinking", "step-means", "shortcuts", "mean", "bfloat16", "one-softmax", "undistilled")
+ALONE = ("teacher", "heads", "shrinking", "step-means", "shortcuts", "mean", "bfloat16", "one-softmax")
 DETAILS = {name: {name} for name in ALONE} | {"treering": set(), "both": {"teacher", "heads"}}
 DETAILS |= {"released": {"teacher", "heads", "shrinking", "step-means"}}
 DETAILS |= {"everything": DETAILS["released"] | {"shortcuts"}}
@@ -68,8 +67,6 @@ class WithDetails(EEIL):
     def _augmented_set(
         self, images: Images, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
     ) -> TrainingSet:
-        if "undistilled" in self.details:
-            return super()._augmented_set(images, labels, teacher, 0)
         if "one-softmax" in self.details:
             heads = teacher.head_of_class
             teacher.head_of_class = self._as_two_heads(heads)

@@ -141,6 +141,15 @@ def test_several_recipes_run_in_one_call_and_a_failing_one_is_named(treering_run
     assert "Traceback" not in done.out + done.err
 
 
+def test_a_run_that_is_out_of_memory_is_one_line(treering_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(methods.EEIL, "learn_step", fail)
+    done = treering_run("tiny.toml")
+    assert (done.code, done.err) == (2, f"treering: {NAME}: out of memory: close other programs and try again\n")
+
+
 def test_a_run_of_a_single_step_has_no_average_without_the_first(treering_run: Any, tmp_path: Path) -> None:
     done = treering_run("tiny.toml", "--set", "run.classes_per_step=14")
     assert (done.code, done.err) == (0, "")

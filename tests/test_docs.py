@@ -186,6 +186,12 @@ def test_the_vehicles_in_two_precisions_are_those_that_were_measured() -> None:
     first = [run["average_without_first"] for run in results_of("cifar100-vehicles-2-eeil-total200-herding")]
     again, table = ("{:.1f}, {:.1f} and {:.1f}".format(*values[:3]) for values in (bfloat16, first))
     assert f"were {again} instead of the table's {table}" in readme
+    rival = [run["average_without_first"] for run in results_of("cifar100-vehicles-2-icarl-total200-herding")]
+    leads = [
+        "{:.1f}, {:.1f} and {:.1f}".format(*np.subtract(runs[:3], rival)).replace("-", "\N{MINUS SIGN}")
+        for runs in (first, bfloat16)
+    ]
+    assert f"EEIL leads by {leads[0]} points, run a second time by {leads[1]}." in readme
     assert bfloat16[3:] == first[3:]
 
 

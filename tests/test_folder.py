@@ -89,6 +89,12 @@ def test_what_is_no_class_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
     }
 
 
+@pytest.mark.parametrize("name", ["Train", "train"])
+def test_a_class_may_be_called_train(tmp_path: Path, name: str) -> None:
+    place = write_photos(tmp_path / "vehicles", {"Bus": 5, "Car": 5, name: 5})
+    assert folder.load(place, 8).class_names == ("Bus", "Car", name)
+
+
 def test_the_parts_may_be_capitalised(tmp_path: Path) -> None:
     place, other = split_dataset(tmp_path / "animals"), split_dataset(tmp_path / "others")
     (place / "train").rename(place / "Train")

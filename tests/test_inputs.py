@@ -507,6 +507,7 @@ def test_a_learner_of_grey_images_reads_files_and_images_of_pil_as_grey(tmp_path
         (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(tmp_path / "photos" / name / f"{number}.png")
     assert learner.score(tmp_path / "photos") == learner.score(grey, LABELS)
+    assert learner.score([Image.fromarray(image) for image in IMAGES], LABELS) == learner.score(grey, LABELS)
     assert learner.evaluate(tmp_path / "photos").accuracy() == 100 * learner.score(grey, LABELS)
 
 
@@ -515,13 +516,27 @@ def test_grey_images_of_pil_among_others_or_for_a_learner_of_colour_become_colou
     pixels = inputs.as_images([grey, colour])
     assert np.array_equal(pixels[0].numpy(), np.stack([np.asarray(grey)] * 3))
     assert np.array_equal(pixels[1].numpy(), np.moveaxis(IMAGES[0], -1, 0))
-    assert fitted.predict([grey]).tolist() == fitted.predict([grey.convert("RGB")]).tolist()
+    assert np.array_equal(fitted.predict_proba([grey]), fitted.predict_proba([grey.convert("RGB")]))
+    float_grey = Image.fromarray(np.asarray(grey) / np.float32(255))
+    assert np.array_equal(fitted.predict_proba([float_grey]), fitted.predict_proba([grey]))
+    batches = [([colour], ["a"]), ([grey], ["b"])]
+    assert inputs.as_examples(iter(batches), None)[0].shape == (2, 3, SIDE, SIDE)
+
+
+@pytest.mark.parametrize("channels", [None, 1, 3])
+def test_grey_images_of_pil_are_on_white_where_they_are_transparent(tmp_path: Path, channels: int | None) -> None:
+    Image.fromarray(np.uint8([[0, 90]])).save(tmp_path / "grey.png", transparency=0)
+    with Image.open(tmp_path / "grey.png") as image:
+        assert inputs.as_images([image], channels)[0, 0].tolist() == [[255, 90]]
 
 
 def test_images_of_pil_with_whole_numbers_of_no_known_range_are_refused(tmp_path: Path) -> None:
     deep = Image.fromarray(np.full((4, 4), 200, np.int32))
     with pytest.raises(TreeringError, match=r"^an image of PIL's mode I may have any range: convert it to L"):
         inputs.as_images([deep])
+    deep.save(tmp_path / "deep.tiff")
+    with Image.open(tmp_path / "deep.tiff") as read, pytest.raises(TreeringError, match="any range"):
+        inputs.as_images([read])
     Image.fromarray(np.full((4, 4), 200 * 256, np.uint16)).save(tmp_path / "deep.png")
     with Image.open(tmp_path / "deep.png") as read:
         assert np.array_equal(inputs.as_images([read]).unique().numpy(), [200])

@@ -18,7 +18,7 @@ import torch
 from photo_helper import NOT_AN_IMAGE, TINY, command, write_bad, write_photos
 from PIL import Image
 
-from treering import Learner, evaluation, images, overview, speed
+from treering import Learner, Recipe, evaluation, images, overview, speed
 from treering.evaluation import Evaluation, Prediction
 
 CLASSES = ["cat", "dog", "owl"]
@@ -172,6 +172,23 @@ def test_a_method_without_a_memory_says_so_and_can_be_exported(place: Path, tmp_
     assert command("export", tmp_path / "model", tmp_path / "model.onnx").code == 0
 
 
+def test_a_model_of_grey_images_learns_photos_as_grey(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 5, "dog": 5})
+    pixels = {
+        name: np.stack([images.read(file, 12, 1)[..., 0] for file in (folder / name).iterdir()])
+        for name in ("cat", "dog")
+    }
+    taught = Learner("small", memory=20, recipe=Recipe.find("digits"), device="cpu")
+    taught.partial_fit(np.concatenate(list(pixels.values())), ["cat"] * 5 + ["dog"] * 5).save(tmp_path / "model")
+    more = write_photos(tmp_path / "more", {"owl": 5})
+    done = command("learn", tmp_path / "model", more, "--device", "cpu")
+    assert (done.code, done.err) == (0, "")
+    owls = Learner.load(tmp_path / "model").exemplars_["owl"]
+    assert owls.shape[1:] == (12, 12, 1)
+    given = {images.read(file, 12, 1).tobytes() for file in (more / "owl").iterdir()}
+    assert {owl.tobytes() for owl in owls} <= given
+
+
 def test_a_folder_of_one_part_is_no_class_but_one_called_train_may_be(tmp_path: Path) -> None:
     write_photos(tmp_path / "birds" / "Train", {"cat": 3, "dog": 3})
     inside = tmp_path / "birds" / "Train"
@@ -179,7 +196,8 @@ def test_a_folder_of_one_part_is_no_class_but_one_called_train_may_be(tmp_path: 
     command("learn", tmp_path / "model", tmp_path / "birds", *TINY).refused(refusal)
     images.scan(write_photos(tmp_path / "toys", {"train": 3}))
     write_photos(tmp_path / "birds" / "Test", {"cat": 3, "dog": 3})
-    both = f"{tmp_path / 'birds'} has the folders Test and Train, not classes: give one of them"
+    write_photos(tmp_path / "birds" / "train", {"owl": 3})
+    both = f"{tmp_path / 'birds'} has the folders Test and Train and train, not classes: give one of them"
     command("learn", tmp_path / "model", tmp_path / "birds", *TINY).refused(both)
 
 
@@ -433,7 +451,7 @@ def test_info_shows_steps_memory_sizes_and_settings(place: Path, learner: Learne
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="the system keeps its time zone to itself")
 def test_info_tells_the_time_of_the_place(place: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("TZ", "JST-9")
     time.tzset()
     try:
         shown = [row[1] for row in table_rows(command("info", place / "model").out)]

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 import treering
-from treering.errors import TreeringError, is_out_of_memory
+from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.recipe import MOST_ORDERS, Recipe
 
 app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
@@ -314,7 +314,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        _print_error("out of memory: close other programs and try again")
+        _print_error(OUT_OF_MEMORY)
     except OSError as error:
         _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
         sys.stdout = None  # it may be what is full

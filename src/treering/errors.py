@@ -13,8 +13,11 @@ class TreeringError(ValueError):
     """Bad input, a bad setting or an unusable folder. The command line prints it as one line and exits with code 2."""
 
 
+OUT_OF_MEMORY = "out of memory: close other programs and try again"
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Python, torch and the libraries below it say it in many ways."""
+    """Whether there was no memory left, which Python, torch and the libraries below it say in many ways."""
     said = str(error).lower()
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)

@@ -30,13 +30,15 @@ CHECKED = 64
 class Deployed(nn.Module):
     """Pixels 0..255, N x C x H x W at the size of the network's input, to probabilities N x classes."""
 
-    def __init__(self, network: IncrementalNetwork) -> None:
+    columns: Tensor
+
+    def __init__(self, network: IncrementalNetwork, columns: list[int]) -> None:
         super().__init__()
         self.network = network
-        self.classes = network.classes
+        self.register_buffer("columns", torch.tensor(columns))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.network.logits(self.network.extract(images))[:, : self.classes].softmax(1)
+        return self.network.logits(self.network.extract(images)).index_select(1, self.columns).softmax(1)
 
 
 def export(learner: Learner, out: Path) -> float:
@@ -56,7 +58,7 @@ def export(learner: Learner, out: Path) -> float:
     if not checked:
         raise TreeringError("the model has no images to check the exported file with")
     pixels = method.plain(torch.stack(checked)).float()
-    deployed = Deployed(network).eval()
+    deployed = Deployed(network, model.sorted_columns()).eval()
     with torch.no_grad():
         expected = deployed(pixels).numpy()
     held, seen = (f"{width} x {height}" for _, height, width in (model.image_shape, pixels.shape[1:]))
@@ -65,7 +67,7 @@ def export(learner: Learner, out: Path) -> float:
     if seen != held:
         resize += f", then to {seen} as torch's interpolate does with mode='bilinear', antialias=True, and round"
     facts = {
-        "classes": json.dumps([str(name) for name in model.classes]),
+        "classes": json.dumps([str(name) for name in learner.classes_.tolist()]),
         "input": f"images: float32 N x {' x '.join(map(str, pixels.shape[1:]))}, RGB or grey, pixel values 0..255",
         "preprocessing": f"{resize}; normalisation is inside",
         "output": "probabilities: float32 N x classes",

@@ -156,7 +156,7 @@ def _require_classes(folder: Path, classes: dict[str, list[Path]]) -> None:
     parts = {name.lower() for name in classes}
     if "train" not in parts or not parts <= {"train", *TEST_FOLDERS}:
         return
-    if len(parts) > 1:
+    if len(classes) > 1:
         raise TreeringError(f"{folder} has the folders {' and '.join(classes)}, not classes: give one of them")
     ((name, paths),) = classes.items()
     if not any(path.parent.name == name for path in paths):  # else it may be a class, of locomotives

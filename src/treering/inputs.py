@@ -22,7 +22,7 @@ from treering.images import opaque, upright
 from treering.pixels import Images, PixelFile, StoredImages
 
 GREY = ("L", "F")
-"""PIL's modes of images of one channel: bytes, and floating-point numbers 0..1."""
+"""Modes of PIL that stay grey where nothing asks for colour: bytes, and floating-point numbers 0..1."""
 
 
 def as_examples(images: Any, labels: Any, channels: int | None = None) -> tuple[Images, list[Hashable]]:
@@ -61,6 +61,7 @@ def _from_batches(batches: Iterator[Any], channels: int | None) -> tuple[Images,
             raise TreeringError(f"a batch has {len(pixels)} images but {len(some)} labels: give one label per image")
         one_type(some, names)
         file = file or PixelFile(pixels.shape[1:])
+        channels = file.shape[0]  # the first batch decides
         if pixels.shape[1:] != file.shape:
             given, first = (" x ".join(map(str, shape)) for shape in (pixels.shape[1:], file.shape))
             raise TreeringError(f"all images must have one size: {first} and {given} were given")
@@ -74,7 +75,7 @@ def _from_batches(batches: Iterator[Any], channels: int | None) -> tuple[Images,
 def as_images(images: Any, channels: int | None = None) -> Tensor:
     """Images as uint8 N x C x H x W; labels that a Dataset or an iterator of batches brings are left out.
 
-    Images of PIL are converted to so many `channels`; without it they are grey only if all of them are.
+    Images of PIL get so many `channels`; without it they stay grey only if the mode of each is one of `GREY`.
     """
     if isinstance(images, StoredImages):
         return images.tensor()
@@ -164,7 +165,7 @@ def _one_image(image: Any, channels: int | None) -> Tensor:
         return pixels[None] if pixels.ndim == 2 else pixels
     try:
         if isinstance(image, PIL.Image.Image):
-            image = _converted(image, channels)
+            image = _of_pil(image, channels)
         array = np.asarray(image)
     except TreeringError:
         raise
@@ -174,13 +175,14 @@ def _one_image(image: Any, channels: int | None) -> Tensor:
     return pixels[None] if pixels.ndim == 2 else pixels.movedim(-1, 0) if pixels.ndim == 3 else pixels
 
 
-def _converted(image: PIL.Image.Image, channels: int | None) -> PIL.Image.Image:
-    if image.mode == "I" and image.format is None:  # of a file, they are 16 bits
+def _of_pil(image: PIL.Image.Image, channels: int | None) -> np.ndarray:
+    if image.mode == "I" and image.format != "PNG":  # where they are 16 bits
         raise TreeringError("an image of PIL's mode I may have any range: convert it to L or I;16, or give an array")
     image = upright(image)
-    if image.mode == "F" or (image.mode == "L" and channels != 3):
-        return image
-    return opaque(image).convert("L") if channels == 1 else opaque(image)
+    if image.mode == "F":
+        return np.stack([np.asarray(image)] * 3, axis=-1) if channels == 3 else np.asarray(image)
+    grey = channels == 1 or (channels is None and image.mode == "L")
+    return np.asarray(opaque(image).convert("L") if grey else opaque(image))
 
 
 def _stacked(images: list[Tensor]) -> Tensor:

@@ -27,7 +27,7 @@ from treering import backbones, checkpoint, inputs, methods
 from treering import images as image_files
 from treering.errors import TreeringError
 from treering.methods.base import Step
-from treering.model import Model
+from treering.model import Model, in_order
 from treering.pixels import Images, digests
 from treering.recipe import Budget, Recipe
 from treering.trainer import EpochReport, InFlight, do_nothing
@@ -112,7 +112,8 @@ class Learner:
     @property
     def classes_(self) -> np.ndarray:
         """The classes learnt so far, sorted as scikit-learn's tools take them to be; `history_` has them by step."""
-        return _label_array(_in_order(set(self.learnt_model().classes)))
+        model = self.learnt_model()
+        return _label_array([model.classes[column] for column in model.sorted_columns()])
 
     @property
     def history_(self) -> list[dict[str, Any]]:
@@ -145,7 +146,7 @@ class Learner:
             return pixels, names
         secret = set(digests(torch.cat(list(self._model.held_out.values()))))
         free = [index for index, digest in enumerate(digests(pixels)) if digest not in secret]
-        lost = _in_order(set(names) - {names[index] for index in free} - set(self._model.classes))
+        lost = in_order(set(names) - {names[index] for index in free} - set(self._model.classes))
         if lost or not free:
             whose = f" of {lost[0]}" if lost else ""
             raise TreeringError(f"all images{whose} are held out of training, to measure it: give others")
@@ -221,7 +222,7 @@ class Learner:
         model = self._model or self._new_model(pixels)
         inputs.one_type(names, model.classes)
         _check_shape(pixels, model)
-        new = _in_order(set(names) - set(model.classes))
+        new = in_order(set(names) - set(model.classes))
         column = {name: index for index, name in enumerate(model.classes + new)}
 
         method, number = model.method, len(model.history) + 1
@@ -237,7 +238,7 @@ class Learner:
             "step": number,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "new_classes": new,
-            "images": [[name, counts[name]] for name in _in_order(set(names))],
+            "images": [[name, counts[name]] for name in in_order(set(names))],
         }
         logger.info("step %d: %d images, %d new classes", number, len(names), len(new))
         quota = budget.held_out_quota(len(column)) if model.held_out else 0
@@ -259,7 +260,7 @@ class Learner:
         return self.classes_[self.predict_proba(images).argmax(1)]
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """N x classes; columns follow `classes_`, so that those of classes that come later stand between them.
+        """N x classes; columns follow `classes_`, so that a class learnt later may add one between others.
 
         Images as for `partial_fit`, but no folder; or one file's name.
         """
@@ -270,9 +271,8 @@ class Learner:
         pixels = inputs.as_images(opened, model.image_shape[0])
         _check_shape(pixels, model)
         probabilities = model.method.probabilities(pixels).double().cpu().numpy()
-        column = {name: index for index, name in enumerate(model.classes)}
-        in_order = probabilities[:, [column[name] for name in _in_order(set(model.classes))]]
-        return in_order / in_order.sum(1, keepdims=True)  # they summed to 1 in float32 only
+        probabilities = probabilities[:, model.sorted_columns()]
+        return probabilities / probabilities.sum(1, keepdims=True)  # they summed to 1 in float32 only
 
     def score(self, images: Any, labels: Any = None) -> float:
         """The share of images whose predicted class is their label."""
@@ -375,18 +375,6 @@ def _check_shape(pixels: Images, model: Model) -> None:
     if tuple(pixels.shape[1:]) != model.image_shape:
         given, learnt = (f"{h} x {w} pixels in {c} channel(s)" for c, h, w in (pixels.shape[1:], model.image_shape))
         raise TreeringError(f"images of {given} were given, but this learner has learnt images of {learnt}")
-
-
-def _in_order(labels: set[Hashable]) -> list[Hashable]:
-    """Sorted; labels that have no order are sorted by their text."""
-    if any(isinstance(label, frozenset) for label in labels):  # their < is "part of"
-        return sorted(
-            labels, key=lambda label: sorted(map(repr, label)) if isinstance(label, frozenset) else [repr(label)]
-        )
-    try:
-        return sorted(labels)  # type: ignore[type-var]
-    except TypeError:
-        return sorted(labels, key=repr)
 
 
 def _label_array(labels: list[Hashable]) -> np.ndarray:

@@ -25,3 +25,20 @@ class Model:
     """One record per step."""
     held_out: dict[int, Tensor] = field(default_factory=dict)
     """Images of each column that only measure the accuracy and are never trained on."""
+
+    def sorted_columns(self) -> list[int]:
+        """The columns of the classes in the order in which users see them."""
+        column = {name: index for index, name in enumerate(self.classes)}
+        return [column[name] for name in in_order(set(self.classes))]
+
+
+def in_order(labels: set[Hashable]) -> list[Hashable]:
+    """Sorted; labels that have no order are sorted by their text."""
+    if any(isinstance(label, frozenset) for label in labels):  # their < is "part of"
+        return sorted(
+            labels, key=lambda label: sorted(map(repr, label)) if isinstance(label, frozenset) else [repr(label)]
+        )
+    try:
+        return sorted(labels)  # type: ignore[type-var]
+    except TypeError:
+        return sorted(labels, key=repr)

@@ -33,7 +33,8 @@ def load(folder: Path, size: int) -> Dataset:
             some = ", ".join(unknown) if len(unknown) < 10 else f"{', '.join(unknown[:5])}, … ({len(unknown)} in all)"
             logger.warning("classes of %s without training images are left out: %s", test_folder, some)
     elif train_folder:
-        raise TreeringError(f"{folder} has a folder train but none called val or test: add one, laid out like train")
+        name = train_folder.name
+        raise TreeringError(f"{folder} has a folder {name} but none called val or test: add one, laid out like {name}")
     else:
         train, test = _split(_scanned(folder))
     for part, what in ((train, "training"), (test, "test")):
@@ -46,9 +47,10 @@ def load(folder: Path, size: int) -> Dataset:
 
 
 def _part(folder: Path, names: Sequence[str]) -> Path | None:
-    """The folder below it that has one of these names, however it is capitalised."""
-    below = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()} if folder.is_dir() else {}
-    return next((below[name] for name in names if name in below), None)
+    """The folder of class folders below it that has one of these names, however it is capitalised."""
+    below = sorted(folder.iterdir()) if folder.is_dir() else []
+    parts = {path.name.lower(): path for path in below if path.is_dir() and any(one.is_dir() for one in path.iterdir())}
+    return next((parts[name] for name in names if name in parts), None)
 
 
 def _scanned(folder: Path) -> dict[str, list[Path]]:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from treering import data, methods, speed
 from treering.data.stream import ResidentImages, split_steps
-from treering.errors import TreeringError, is_out_of_memory
+from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.experiments.at_once import run_many
 from treering.experiments.runner import RunProgress, StreamRun, run_name
 from treering.recipe import Recipe
@@ -85,15 +85,10 @@ def run(
     ordered = {name: outcomes[name] for name in names}
     _show_results(console, ordered, results)
     failed = {name: outcome for name, outcome in ordered.items() if isinstance(outcome, Exception)}
-    told = {
-        name: "out of memory: close other programs and try again"
-        for name, error in failed.items()
-        if is_out_of_memory(error)
-    }
-    for name, error in failed.items():
-        if name not in told and not isinstance(error, TreeringError):
+    for error in failed.values():
+        if not isinstance(error, TreeringError) and not is_out_of_memory(error):
             raise error
-    return [f"{name}: {told.get(name, error)}" for name, error in failed.items()]
+    return [f"{name}: {OUT_OF_MEMORY if is_out_of_memory(error) else error}" for name, error in failed.items()]
 
 
 def _show_results(console: Console, outcomes: Mapping[str, dict | Exception], results: Path) -> None:
