@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from matplotlib import rcParams
 from PIL import Image
@@ -35,6 +36,22 @@ def test_bars_are_drawn_with_gaps_and_marks() -> None:
     bar = chart.bars[0]
     bare = Bars(chart.name, chart.title, chart.x_label, chart.groups, [Bar(**(vars(bar) | {"paper": [None] * 3}))])
     assert with_paper != figures.render(bare)["png"]
+
+
+def test_the_papers_mark_does_not_hide_how_far_a_bar_goes() -> None:
+    def upper_half(paper: float) -> np.ndarray:
+        chart = Bars("b", "t", "x", ["one"], [Bar("EEIL", "eeil", [64.6], [None], [paper])])
+        picture = np.asarray(Image.open(io.BytesIO(figures.render(chart)["png"])).convert("L")).astype(int)
+        return picture[: len(picture) // 2]
+
+    bare, marked = upper_half(20.0), upper_half(64.0)
+    assert (marked < bare).any()
+    assert (marked <= bare).all(), "nothing is paler for the mark"
+
+
+def test_few_steps_are_marked_on_the_axis() -> None:
+    chart = Lines("l", "t", [Line("EEIL", "eeil", [50, 100], [90.0, 80.0], None, "80.0")])
+    assert figures._lines(chart).axes[0].get_xticks().tolist() == [50, 100]
 
 
 def test_the_same_results_give_the_same_bytes() -> None:

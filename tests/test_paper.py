@@ -148,6 +148,13 @@ def test_only_knows_the_memory_as_the_tables_name_it(experiment: str, memory: in
     assert {run.method for run in runs} == methods
 
 
+@pytest.mark.parametrize("memory", ["75", "75/class"])
+def test_only_knows_a_number_per_class_with_and_without_the_word(memory: str) -> None:
+    runs = paper.chosen(list(paper.find("table-2a").runs(1)), [f"memory={memory}"])
+    assert {(run.memory.kind, run.memory.size) for run in runs} == {("per-class", 75)}
+    assert len(runs) == 6
+
+
 def test_image_folders_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = plan_of("dogs", tmp_path, monkeypatch)
     assert "stanford-dogs needs" in said

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files as resources
@@ -29,7 +30,19 @@ from rich.console import Console
 from run_helper import TINY, Interruptible, digest, result_files, tiny_dataset, tiny_images, without_times
 
 import treering
-from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, TreeringError, backbones, data, methods, trainer
+from treering import (
+    Augmentation,
+    Budget,
+    Optimizer,
+    Recipe,
+    Schedule,
+    TreeringError,
+    backbones,
+    data,
+    files,
+    methods,
+    trainer,
+)
 from treering.experiments import console, runner
 from treering.experiments.runner import RunProgress, StreamRun, run_name
 from treering.recipe import Run
@@ -638,6 +651,18 @@ def test_every_state_that_is_set_aside_is_kept(tmp_path: Path, monkeypatch: pyte
         contents.append(case.interrupt("results", 4).state_file.read_bytes())
     kept = sorted((tmp_path / "results" / ".unfinished").glob("*.set-aside-*"))
     assert [file.read_bytes() for file in kept] == contents[:2]
+
+
+def test_what_a_killed_program_was_writing_is_removed_and_what_another_writes_is_not(tmp_path: Path) -> None:
+    case = interruptible("plain", tmp_path)
+    folder = tmp_path / "results" / ".unfinished"
+    folder.mkdir(parents=True)
+    abandoned, fresh = folder / f"{files.TEMPORARY}1", folder / f"{files.TEMPORARY}2"
+    for file in (abandoned, fresh):
+        file.write_bytes(b"half")
+    os.utime(abandoned, (0, time.time() - 3700))
+    case.check_the_end("results", case.epochs)
+    assert [file.exists() for file in (abandoned, fresh)] == [False, True]
 
 
 def test_a_good_state_stays_where_memory_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,14 @@ def test_a_run_with_other_settings_is_not_taken_for_the_papers(changes: dict[str
     assert "63.6 ± 1.3" not in text
 
 
+def test_a_result_of_a_method_that_is_not_here_is_one_of_a_method_of_its_own(tmp_path: Path) -> None:
+    recipe = Recipe.find("cifar100-10").to_dict() | {"method": "replay"}
+    (tmp_path / "one.json").write_text(json.dumps(cifar(61.25, recipe=recipe, method="replay")))
+    (read,) = tables.read_results(tmp_path)
+    (cell,) = tables.beyond_the_paper([read])
+    assert (cell.setting.method, cell.orders) == ("replay", 1)
+
+
 @pytest.mark.parametrize(
     ("change", "changed"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,14 @@ def write(file: Path, content: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove unfinished files of programs that were killed; whoever writes one now has not begun an hour ago."""
+    for file in folder.glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - file.stat().st_mtime > 3600:
+                file.unlink()
 
 
 def write_picture(file: Path, draw: Callable[[io.BytesIO], object]) -> None:

@@ -70,7 +70,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _lines(chart: Lines) -> Figure:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 
     figure = _figure(7.4, 3.9)
     axes = figure.add_subplot()
@@ -79,8 +79,10 @@ def _lines(chart: Lines) -> Figure:
     axes.set(title=chart.title, xlabel="classes learnt", ylabel="accuracy (%)", ylim=(0, 100))
     axes.margins(x=0.02)
     axes.grid(axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="average without first step", alignment="left")
+    steps = sorted({x for line in chart.lines for x in line.x})
+    few = len(steps) <= 10
+    axes.xaxis.set_major_locator(FixedLocator(steps) if few else MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.legend(loc="center left", bbox_to_anchor=(1.03, 0.5), title="average without first step", alignment="left")
     return figure
 
 
@@ -123,7 +125,6 @@ def _bars(chart: Bars) -> Figure:
         for place, value, paper in zip(x, bar.values, bar.paper, strict=True):
             if paper is not None:
                 half = width * 0.48
-                axes.plot([place - half, place + half], [paper, paper], color="white", linewidth=3.4, zorder=3)
                 axes.plot([place - half, place + half], [paper, paper], color="#111111", linewidth=1.6, zorder=4)
             if value is None:
                 axes.text(place, 1.5, "not run", rotation=90, ha="center", va="bottom", color="#888888", fontsize=7.5)

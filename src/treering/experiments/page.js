@@ -203,7 +203,7 @@ function barChart(box, chart) {
         }
         if (paper != null) {
           const d = `M${left - 1},${y(paper)}H${left + wide + 1}`;
-          svg.append(create("path", { d, class: "mark-halo" }), create("path", { d, class: "mark" }));
+          svg.append(create("path", { d, class: "mark" }));
         }
         if (deviation != null) svg.append(create("path", { d: `M${centre},${y(value - deviation)}V${y(value + deviation)}`, stroke: "var(--ink)" }));
       });

@@ -10,7 +10,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from treering import metrics
+from treering import metrics, speed
 from treering.experiments import charts, tables
 from treering.experiments.charts import Bars, Chart, Lines, Matrices
 from treering.experiments.tables import Cell, Comparison, Result, Setting
@@ -98,7 +98,7 @@ def _overview(results: Sequence[Result]) -> str:
     devices = _listed(escape(device) for device in sorted(used))
     trainings = device_seconds(results)
     seconds = sum(trainings)
-    spent = f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
+    spent = speed.as_text(seconds)
     lead = (
         f"{_counted(len(trainings), 'run')} of {_counted(methods, 'method')} on {names}, {spent} on {devices}. "
         "Ours stands beside what the paper printed; what has not been run says so."

@@ -118,9 +118,10 @@ def _facts(recipe: Recipe) -> dict[str, set[str]]:
     facts = {
         "dataset": recipe.run.dataset,
         "classes_per_step": recipe.run.classes_per_step,
-        "memory": _memory(recipe),
         "selection": recipe.memory.selection,
         "order": recipe.run.order,
     }
     served = {method_label(recipe), *methods.find(recipe.method).further_readouts}
-    return {"method": served} | {key: {str(value)} for key, value in facts.items()}
+    memory = str(_memory(recipe))
+    named = {memory, f"{memory}/class"} if recipe.memory.kind == "per-class" else {memory}
+    return {"method": served, "memory": named} | {key: {str(value)} for key, value in facts.items()}

@@ -139,6 +139,7 @@ class StreamRun:
         """Run to the end; returns the result, which is in the result file then."""
         try:
             self.state_file.parent.mkdir(parents=True, exist_ok=True)
+            files.remove_abandoned(self.state_file.parent)
             with filelock.FileLock(self.state_file.with_suffix(".lock"), timeout=0):
                 return self._finished() or self._run()
         except filelock.Timeout:

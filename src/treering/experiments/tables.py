@@ -220,11 +220,10 @@ def _read(path: Path) -> Result:
 def _told_apart(result: Result, recipes: dict[str, list[Recipe]]) -> Result:
     """With another method if `recipes` has other settings by the name of the run, whose own are added to it."""
     try:
-        recipe = Recipe.from_dict(result["recipe"])
+        made = _settings(Recipe.from_dict(result["recipe"]))
+        known = recipes.setdefault(run_name(made), [])
     except (TreeringError, LookupError, TypeError, ValueError, AttributeError):
-        return result  # of another version
-    made = _settings(recipe)
-    known = recipes.setdefault(run_name(made), [])
+        return result  # of another version, or of a method that is not here
     if made not in known:
         known.append(made)
     number = known.index(made)
