@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,29 @@ def test_what_is_right_after_all_classes_is_what_was_measured() -> None:
     )
     assert f"it knows {told[2]} % of the test images if it is told the step of each, and {right[2]} % if not" in readme
     assert f"at 10 classes per step {told[10]} and {right[10]} %, at 50 {told[50]} and {right[50]} %" in readme
+
+
+def test_how_averages_and_the_leak_depend_on_the_size_of_steps_is_what_was_measured() -> None:
+    page = " ".join((PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8").split())
+
+    def listed(values: Sequence[float]) -> str:
+        *most, last = (f"{value:.1f}" for value in values)
+        return f"{', '.join(most)} and {last}"
+
+    sizes = (2, 5, 10, 20)
+    runs = {size: results_of(f"cifar100-{size}-eeil-total2000-herding") for size in sizes}
+    ours = [statistics.fmean(run["average_without_first"] for run in runs[size]) for size in sizes]
+    assert f"treering's rise with it, {listed(ours)} at 2, 5, 10 and 20" in page
+    assert f"the paper's are level, {listed([papers('1a', 'eeil')[size][0] for size in sizes])}." in page
+    worth = {}
+    for name in ("step_means_resnet32", "step_means_small"):
+        found = json.loads((PROJECT / f"benchmarks/results/{name}.json").read_bytes())["runs"]
+        by_mean = {(run["classes_per_step"], run["mean_image"]): run["average_without_first"] for run in found}
+        worth[name] = [
+            value - by_mean[size, "first-step"] for (size, mean), value in by_mean.items() if mean == "own-step"
+        ]
+    assert f"the smaller the steps are, {listed(worth['step_means_resnet32'])} points at 2 and 10 as above" in page
+    assert f"with crops, {listed(worth['step_means_small'])} at 2, 4, 8 and 20" in page
 
 
 def test_the_vehicles_in_two_precisions_are_those_that_were_measured() -> None:
