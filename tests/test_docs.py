@@ -182,7 +182,7 @@ def test_how_averages_and_the_leak_depend_on_the_size_of_steps_is_what_was_measu
     sizes = (2, 5, 10, 20)
     runs = {size: results_of(f"cifar100-{size}-eeil-total2000-herding") for size in sizes}
     ours = [statistics.fmean(run["average_without_first"] for run in runs[size]) for size in sizes]
-    assert f"treering's rise with it, {listed(ours)} at 2, 5, 10 and 20" in page
+    assert f"Without it treering's rise with the size: {listed(ours)} at 2, 5, 10 and 20" in page
     assert f"the paper's are level, {listed([papers('1a', 'eeil')[size][0] for size in sizes])}." in page
     worth = {}
     for name in ("step_means_resnet32", "step_means_small"):
@@ -209,7 +209,7 @@ def test_the_vehicles_in_two_precisions_are_those_that_were_measured() -> None:
     readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
     first = [run["average_without_first"] for run in results_of("cifar100-vehicles-2-eeil-total200-herding")]
     again, table = ("{:.1f}, {:.1f} and {:.1f}".format(*values[:3]) for values in (bfloat16, first))
-    assert f"were {again} instead of the table's {table}" in readme
+    assert f"twice on the later code: {table} (the table's), then {again} " in readme
     rival = [run["average_without_first"] for run in results_of("cifar100-vehicles-2-icarl-total200-herding")]
     leads = [
         "{:.1f}, {:.1f} and {:.1f}".format(*np.subtract(runs[:3], rival)).replace("-", "\N{MINUS SIGN}")

@@ -52,6 +52,8 @@ def test_the_papers_mark_does_not_hide_how_far_a_bar_goes() -> None:
 def test_few_steps_are_marked_on_the_axis() -> None:
     chart = Lines("l", "t", [Line("EEIL", "eeil", [50, 100], [90.0, 80.0], None, "80.0")])
     assert figures._lines(chart).axes[0].get_xticks().tolist() == [50, 100]
+    uneven = Lines("l", "t", [Line("EEIL", "eeil", [33, 66, 99, 100], [90.0] * 4, None, "80.0")])
+    assert 99 not in figures._lines(uneven).axes[0].get_xticks(), "its label would lie on that of 100"
 
 
 def test_the_same_results_give_the_same_bytes() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +95,37 @@ def test_what_is_no_class_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_a_class_may_be_called_train(tmp_path: Path, name: str) -> None:
     place = write_photos(tmp_path / "vehicles", {"Bus": 5, "Car": 5, name: 5})
     assert folder.load(place, 8).class_names == ("Bus", "Car", name)
+
+
+def test_a_part_that_is_empty_or_flat_is_told(tmp_path: Path) -> None:
+    flat = split_dataset(tmp_path / "flat")
+    for file in list((flat / "val").rglob("*.png")):
+        file.rename(flat / "val" / f"{file.parent.name}-{file.name}")
+    for empty in ("cat", "dog", "owl"):
+        (flat / "val" / empty).rmdir()
+    with pytest.raises(TreeringError, match=r"val holds 6 files but no class folders"):
+        folder.load(flat, 8)
+    empty = split_dataset(tmp_path / "empty")
+    shutil.rmtree(empty / "train")
+    (empty / "train" / ".hidden").mkdir(parents=True)
+    with pytest.raises(TreeringError, match=r"train has no class folders with images"):
+        folder.load(empty, 8)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_left_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = split_dataset(tmp_path / "animals")
+    (place / "lost+found").mkdir()
+    iterdir = Path.iterdir
+
+    def refused(path: Path) -> Any:
+        if path.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert folder.load(place, 8).class_names == ("cat", "dog", "owl")
 
 
 def test_the_parts_may_be_capitalised(tmp_path: Path) -> None:

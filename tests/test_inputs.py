@@ -521,6 +521,8 @@ def test_grey_images_of_pil_among_others_or_for_a_learner_of_colour_become_colou
     assert np.array_equal(fitted.predict_proba([float_grey]), fitted.predict_proba([grey]))
     batches = [([colour], ["a"]), ([grey], ["b"])]
     assert inputs.as_examples(iter(batches), None)[0].shape == (2, 3, SIDE, SIDE)
+    with pytest.raises(TreeringError, match="all images must have one size: 1 x 8 x 8 and 3 x 8 x 8"):
+        inputs.as_examples(iter(batches[::-1]), None)
 
 
 @pytest.mark.parametrize("channels", [None, 1, 3])

@@ -61,7 +61,7 @@ def _from_batches(batches: Iterator[Any], channels: int | None) -> tuple[Images,
             raise TreeringError(f"a batch has {len(pixels)} images but {len(some)} labels: give one label per image")
         one_type(some, names)
         file = file or PixelFile(pixels.shape[1:])
-        channels = file.shape[0]  # the first batch decides
+        channels = 3 if file.shape[0] == 3 else channels  # what is grey then becomes colour, but not the reverse
         if pixels.shape[1:] != file.shape:
             given, first = (" x ".join(map(str, shape)) for shape in (pixels.shape[1:], file.shape))
             raise TreeringError(f"all images must have one size: {first} and {given} were given")

@@ -5,6 +5,7 @@ Without these two, DATA/<name>/<class>/<image>: then one image in five of each c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from treering import images
+from treering import files, images
 from treering.data.stream import Dataset
 from treering.errors import TreeringError
 
@@ -26,13 +27,13 @@ SPLIT_SEED = 0
 def load(folder: Path, size: int) -> Dataset:
     """Every image as a square of `size` pixels; the classes in the order of their names."""
     train_folder, test_folder = _part(folder, ("train",)), _part(folder, images.TEST_FOLDERS)
-    if train_folder and test_folder:
+    if train_folder and test_folder and (_folders(train_folder) or _folders(test_folder)):
         train, test = _scanned(train_folder), _scanned(test_folder)
         unknown = [name for name in test if name not in train]
         if unknown:
             some = ", ".join(unknown) if len(unknown) < 10 else f"{', '.join(unknown[:5])}, … ({len(unknown)} in all)"
             logger.warning("classes of %s without training images are left out: %s", test_folder, some)
-    elif train_folder:
+    elif train_folder and _folders(train_folder):
         name = train_folder.name
         raise TreeringError(f"{folder} has a folder {name} but none called val or test: add one, laid out like {name}")
     else:
@@ -47,10 +48,17 @@ def load(folder: Path, size: int) -> Dataset:
 
 
 def _part(folder: Path, names: Sequence[str]) -> Path | None:
-    """The folder of class folders below it that has one of these names, however it is capitalised."""
-    below = sorted(folder.iterdir()) if folder.is_dir() else []
-    parts = {path.name.lower(): path for path in below if path.is_dir() and any(one.is_dir() for one in path.iterdir())}
-    return next((parts[name] for name in names if name in parts), None)
+    """The folder below it that has one of these names, however it is capitalised; rather one with class folders."""
+    below = {path.name.lower(): path for path in _folders(folder)}
+    found = [below[name] for name in names if name in below]
+    return next((path for path in found if _folders(path)), found[0] if found else None)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Those below it that are not hidden; none if it cannot be looked into, which others tell."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in folder.iterdir() if files.is_folder(path) and not path.name.startswith("."))
+    return []
 
 
 def _scanned(folder: Path) -> dict[str, list[Path]]:
@@ -63,29 +71,29 @@ def _split(classes: dict[str, list[Path]]) -> tuple[dict[str, list[Path]], dict[
     """Training and test files of each class."""
     random = np.random.RandomState(SPLIT_SEED)
     train, test = {}, {}
-    for name, files in classes.items():
-        chosen = set(random.permutation(len(files))[: -(-len(files) // TEST_SHARE)].tolist())
-        train[name] = [file for index, file in enumerate(files) if index not in chosen]
-        test[name] = [file for index, file in enumerate(files) if index in chosen]
+    for name, paths in classes.items():
+        chosen = set(random.permutation(len(paths))[: -(-len(paths) // TEST_SHARE)].tolist())
+        train[name] = [path for index, path in enumerate(paths) if index not in chosen]
+        test[name] = [path for index, path in enumerate(paths) if index in chosen]
     return train, test
 
 
 def _read(classes: dict[str, list[Path]], names: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Pixels and labels of every file that can be read; each class must have one."""
-    files = [file for name in names for file in classes[name]]
+    paths = [path for name in names for path in classes[name]]
     labels = np.repeat(np.arange(len(names)), [len(classes[name]) for name in names])
-    pixels = np.empty((len(files), size, size, 3), np.uint8)
+    pixels = np.empty((len(paths), size, size, 3), np.uint8)
 
     def decode(index: int) -> bool:
         try:
-            pixels[index] = images.read(files[index], size)
+            pixels[index] = images.read(paths[index], size)
         except images.UnreadableError as error:
-            logger.warning("%s is left out: %s", files[index], error)
+            logger.warning("%s is left out: %s", paths[index], error)
             return False
         return True
 
     with images.decoding() as pool:
-        readable = np.fromiter(pool.map(decode, range(len(files))), bool, len(files))
+        readable = np.fromiter(pool.map(decode, range(len(paths))), bool, len(paths))
     empty = next((name for label, name in enumerate(names) if not readable[labels == label].any()), None)
     if empty is not None:
         raise TreeringError(f"no image of class {empty} in {classes[empty][0].parent} can be read")

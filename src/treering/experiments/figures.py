@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,8 @@ def _lines(chart: Lines) -> Figure:
     axes.margins(x=0.02)
     axes.grid(axis="y")
     steps = sorted({x for line in chart.lines for x in line.x})
-    few = len(steps) <= 10
+    gaps = [after - before for before, after in itertools.pairwise(steps)]
+    few = len(steps) <= 10 and min(gaps, default=1) >= 0.06 * (steps[-1] - steps[0])  # else their labels overlap
     axes.xaxis.set_major_locator(FixedLocator(steps) if few else MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.legend(loc="center left", bbox_to_anchor=(1.03, 0.5), title="average without first step", alignment="left")
     return figure
