@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from treering import augment
-from treering.errors import TreeringError, look_up
+from treering.errors import TreeringError, first_line, look_up
 from treering.pixels import Images
 from treering.recipe import Augmentation
 
@@ -226,7 +226,7 @@ def _from_library(library: str, name: str, pretrained: bool) -> nn.Module:
     except TreeringError:
         raise
     except Exception as error:  # an unknown name, no network for the weights: whatever that library raises
-        raise TreeringError(f"{library} cannot make the backbone {name}: {_reason(error)}") from None
+        raise TreeringError(f"{library} cannot make the backbone {name}: {first_line(error)}") from None
 
 
 def input_mean(module: nn.Module, images: Images, settings: Augmentation, pixel_scale: float) -> Tensor:
@@ -250,7 +250,7 @@ def copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module).cpu()
     except Exception as error:  # whatever a module of the user's raises
-        raise TreeringError(f"the backbone cannot be copied, as training needs: {_reason(error)}") from error
+        raise TreeringError(f"the backbone cannot be copied, as training needs: {first_line(error)}") from error
 
 
 def feature_size(module: nn.Module, image_shape: Sequence[int]) -> int:
@@ -263,7 +263,7 @@ def feature_size(module: nn.Module, image_shape: Sequence[int]) -> int:
                 out = probe(torch.zeros(2, *image_shape))
         except Exception as error:  # whatever a module of the user's raises
             raise TreeringError(
-                f"the backbone fails on images of shape {tuple(image_shape)}: {_reason(error)}"
+                f"the backbone fails on images of shape {tuple(image_shape)}: {first_line(error)}"
             ) from error
         good = isinstance(out, Tensor) and out.ndim == 2 and len(out) == 2 and out.shape[1] and out.is_floating_point()
         if not good:
@@ -275,8 +275,3 @@ def feature_size(module: nn.Module, image_shape: Sequence[int]) -> int:
     if sizes[0] != sizes[1]:
         raise TreeringError(f"the backbone gives {sizes[0]} features in training and {sizes[1]} in evaluation")
     return sizes[0]
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what it says."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -25,6 +25,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def first_line(error: Exception) -> str:
+    """What an error of other people's code says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def look_up(table: Mapping[str, Entry], name: str, what: str) -> Entry:
     """`table[name]`, or an error that names the nearest spelling of this kind of thing."""
     if name not in table:

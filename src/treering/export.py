@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from treering import files
-from treering.errors import TreeringError
+from treering.errors import TreeringError, first_line
 from treering.learner import Learner
 from treering.methods.base import Method
 from treering.network import IncrementalNetwork
@@ -78,8 +78,7 @@ def export(learner: Learner, out: Path) -> float:
     except TreeringError:
         raise
     except Exception as error:  # whatever the exporter makes of a network of the user's
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise TreeringError(f"torch cannot export this network: {reason[0]}") from None
+        raise TreeringError(f"torch cannot export this network: {first_line(error)}") from None
     difference = float(np.abs(answers - expected).max())
     if not difference <= TOLERANCE:
         raise TreeringError(f"the exported model answers differently (by {difference:.2g}); {out} was not written")
