@@ -68,16 +68,18 @@ def test_every_row_of_the_method_names_code_and_a_test_that_are_there() -> None:
         assert all(f"def {name}(" in code for name in names), where
 
 
+MEANS = {"first-step": "the first step's mean", "own-step": "each step's own mean"}
+
+
 def test_the_curves_are_those_that_were_measured() -> None:
     page = (PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8")
     runs = json.loads((PROJECT / "benchmarks/results/step_means_resnet32.json").read_bytes())["runs"]
-    assert len(runs) == 4
-    for run in runs:
-        mean = "the first step's mean" if run["mean_image"] == "first-step" else "each step's own mean"
+    shown = [run for run in runs if run["classes_per_step"] in (2, 10)]
+    assert len(shown) == 4
+    for run in shown:
         steps = run["classes_per_step"]
-        after_tens = run["accuracy"][10 // steps - 1 :: 10 // steps]
-        shown = " | ".join(f"{value:.1f}" for value in (*after_tens, run["average_without_first"]))
-        assert f"| {steps} per step, less {mean} | {shown} |" in page
+        after_tens = " | ".join(f"{value:.1f}" for value in run["accuracy"][10 // steps - 1 :: 10 // steps])
+        assert f"| {steps} per step, less {MEANS[run['mean_image']]} | {after_tens} |" in page
 
 
 def papers(table: str, method: str) -> dict[int, tuple[float, float]]:
@@ -94,10 +96,9 @@ def test_base_and_bf_with_crops_are_every_run_that_was_made() -> None:
         assert run["recipe"]["augmentation"]["kind"] == "crop-mirror"
         row = "BF" if run["recipe"]["balanced"]["epochs"] else "Base", run["mean_image"]
         rows.setdefault(row, {5: [], 10: [], 20: []})[run["classes_per_step"]].append(run["average_without_first"])
-    means = {"first-step": "the first step's mean", "own-step": "each step's own mean"}
     for (part, mean), by_size in rows.items():
         cells = (", ".join(f"{value:.1f}" for value in values) for values in by_size.values())
-        assert f"| {part}, less {means[mean]} | {' | '.join(cells)} |" in page
+        assert f"| {part}, less {MEANS[mean]} | {' | '.join(cells)} |" in page
 
     readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
     average = {row: [statistics.fmean(values) for values in by_size.values()] for row, by_size in rows.items()}
@@ -111,10 +112,10 @@ def test_base_and_bf_with_crops_are_every_run_that_was_made() -> None:
             above[mean] += [value - paper[part][size][0] for value in values]
     without, lowest, highest = max(map(abs, above["first-step"])), min(above["own-step"]), max(above["own-step"])
     gains = [values[0] - values[2] for values in (average["Base", "first-step"], average["Base", "own-step"])]
-    for text in (readme, " ".join(page.split())):
-        assert f"{without:.1f} points" in text
-        assert f"{lowest:.1f} to {highest:.1f} above" in text
-        assert f"{gains[0]:.1f} without the leak and {gains[1]:.1f} with it" in text
+    prose = " ".join(page.split())
+    assert f"at most {without:.1f} points" in prose
+    assert f"{lowest:.1f} to {highest:.1f} above" in prose
+    assert f"{gains[0]:.1f} without the leak and {gains[1]:.1f} with it" in prose
 
 
 def test_what_the_leak_and_crops_are_worth_to_base_is_what_was_measured() -> None:
@@ -172,27 +173,56 @@ def test_what_is_right_after_all_classes_is_what_was_measured() -> None:
     assert f"at 10 classes per step {told[10]} and {right[10]} %, at 50 {told[50]} and {right[50]} %" in readme
 
 
+def listed(values: Sequence[float]) -> str:
+    """As a sentence has them."""
+    *most, last = (f"{value:.1f}".replace("-", "\N{MINUS SIGN}") for value in values)
+    return f"{', '.join(most)} and {last}"
+
+
+def averages_by_mean(name: str) -> dict[str, list[float]]:
+    """In the sequence in which they were written, by the mean image that was subtracted."""
+    runs = json.loads((PROJECT / f"benchmarks/results/{name}.json").read_bytes())["runs"]
+    return {mean: [run["average_without_first"] for run in runs if run["mean_image"] == mean] for mean in MEANS}
+
+
 def test_how_averages_and_the_leak_depend_on_the_size_of_steps_is_what_was_measured() -> None:
+    page = (PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    prose = " ".join(page.split())
+    readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
+    sizes = (2, 5, 10, 20, 50)
+    paper = np.array([papers("1a", "eeil")[size][0] for size in sizes])
+    order_0 = averages_by_mean("step_means_resnet32")
+    without, leak = np.array(order_0["first-step"]), np.array(order_0["own-step"])
+    for mean, values in order_0.items():
+        assert f"| less {MEANS[mean]} | {' | '.join(f'{value:.1f}' for value in values)} |" in page
+    assert f"the smaller the steps are: {listed(leak - without)} points" in prose
+    small = averages_by_mean("step_means_small")
+    assert f"with crops, {listed(np.subtract(small['own-step'], small['first-step']))} at 2, 4, 8 and 20" in prose
+
+    runs = [results_of(f"cifar100-{size}-eeil-total2000-herding") for size in sizes]
+    assert [by_order[0]["average_without_first"] for by_order in runs] == without.tolist()
+    above, level = leak - paper, slice(0, 4)
+    assert f"level from 2 to 20 classes per step, {listed(paper[level])}." in prose
+    assert f"{min(above[level]):.1f} to {max(above[level]):.1f} points higher than the paper's" in prose
+    assert f"rise with the size by {without[3] - without[0]:.1f} points" in prose
+    ours = [statistics.fmean(run["average_without_first"] for run in by_order) for by_order in runs]
+    assert f"over all class orders that were run: {listed(ours[level])}." in prose
+    assert (
+        f"order 0 reach {listed(leak)} % at 2, 5, 10, 20 and 50 classes per step instead of {listed(without)}."
+        in readme
+    )
+    assert f"with it treering is {min(above):.1f} to {max(above):.1f} points above them" in readme
+
+
+def test_the_leak_on_the_vehicles_is_what_was_measured() -> None:
+    averages = averages_by_mean("step_means_vehicles")
+    without, leak = averages["first-step"], averages["own-step"]
+    vehicles = results_of("cifar100-vehicles-2-eeil-total200-herding")
+    assert [run["average_without_first"] for run in vehicles] == without
+    with_and_without = statistics.fmean(leak), statistics.fmean(without)
     page = " ".join((PROJECT / "docs" / "fidelity.md").read_text(encoding="utf-8").split())
-
-    def listed(values: Sequence[float]) -> str:
-        *most, last = (f"{value:.1f}" for value in values)
-        return f"{', '.join(most)} and {last}"
-
-    sizes = (2, 5, 10, 20)
-    runs = {size: results_of(f"cifar100-{size}-eeil-total2000-herding") for size in sizes}
-    ours = [statistics.fmean(run["average_without_first"] for run in runs[size]) for size in sizes]
-    assert f"Without it treering's rise with the size: {listed(ours)} at 2, 5, 10 and 20" in page
-    assert f"the paper's are level, {listed([papers('1a', 'eeil')[size][0] for size in sizes])}." in page
-    worth = {}
-    for name in ("step_means_resnet32", "step_means_small"):
-        found = json.loads((PROJECT / f"benchmarks/results/{name}.json").read_bytes())["runs"]
-        by_mean = {(run["classes_per_step"], run["mean_image"]): run["average_without_first"] for run in found}
-        worth[name] = [
-            value - by_mean[size, "first-step"] for (size, mean), value in by_mean.items() if mean == "own-step"
-        ]
-    assert f"the smaller the steps are, {listed(worth['step_means_resnet32'])} points at 2 and 10 as above" in page
-    assert f"with crops, {listed(worth['step_means_small'])} at 2, 4, 8 and 20" in page
+    assert "treering has {:.1f} on average with the leak and {:.1f} without it".format(*with_and_without) in page
+    assert f"(paired t-test: p = {stats.ttest_rel(leak, without).pvalue:.3f}; [all runs]" in page
 
 
 def test_the_vehicles_in_two_precisions_are_those_that_were_measured() -> None:
@@ -211,12 +241,19 @@ def test_the_vehicles_in_two_precisions_are_those_that_were_measured() -> None:
     again, table = ("{:.1f}, {:.1f} and {:.1f}".format(*values[:3]) for values in (bfloat16, first))
     assert f"twice on the later code: {table} (the table's), then {again} " in readme
     rival = [run["average_without_first"] for run in results_of("cifar100-vehicles-2-icarl-total200-herding")]
-    leads = [
-        "{:.1f}, {:.1f} and {:.1f}".format(*np.subtract(runs[:3], rival)).replace("-", "\N{MINUS SIGN}")
-        for runs in (first, bfloat16)
-    ]
-    assert f"EEIL leads by {leads[0]} points, run a second time by {leads[1]}." in readme
+    assert f"EEIL leads by {statistics.fmean(np.subtract(first, rival)):.1f} points in the eight class orders" in readme
+    assert f"(paired t-test: p = {stats.ttest_rel(first, rival).pvalue:.2f}), where the paper's" in readme
     assert bfloat16[3:] == first[3:]
+
+
+def test_what_earlier_code_measured_is_said_beside_the_later() -> None:
+    runs = json.loads((PROJECT / "benchmarks/results/earlier_code.json").read_bytes())["runs"]
+    earlier = {run["result"]: run["average_without_first"] for run in runs}
+    names = [f"cifar100-{size}-eeil-total2000-herding-order0-seed0" for size in (5, 10, 20, 50)]
+    later = [json.loads((PROJECT / f"results/{name}.json").read_bytes())["average_without_first"] for name in names]
+    readme = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
+    assert f"had been {listed([earlier[name] for name in names])} at 5, 10, 20 and 50 classes per step" in readme
+    assert f"on the earlier code and is {listed(later)} on the later" in readme
 
 
 def test_the_details_of_the_released_code_are_those_that_were_measured() -> None:
