@@ -208,7 +208,7 @@ def test_how_averages_and_the_leak_depend_on_the_size_of_steps_is_what_was_measu
     ours = [statistics.fmean(run["average_without_first"] for run in by_order) for by_order in runs]
     assert f"over all class orders that were run: {listed(ours[level])}." in prose
     assert (
-        f"order 0 reach {listed(leak)} % at 2, 5, 10, 20 and 50 classes per step instead of {listed(without)}."
+        f"order 0 reach {listed(leak)} % at 2, 5, 10, 20 and 50 classes per step instead of {listed(without)}:"
         in readme
     )
     assert f"with it treering is {min(above):.1f} to {max(above):.1f} points above them" in readme
