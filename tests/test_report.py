@@ -49,6 +49,17 @@ def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path: Path) -> 
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.usefixtures("no_drawing")
+def test_figures_that_only_an_earlier_report_had_are_removed(tmp_path: Path) -> None:
+    report.write(save(tmp_path / "results", result()), tmp_path / "out")
+    mine = tmp_path / "out" / "figures" / "mine.svg"
+    mine.write_text("<svg/>")
+    others = save(tmp_path / "others", result(dataset="fish"))
+    written = report.write(others, tmp_path / "out")
+    left = {file for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    assert left == {*written, mine}
+
+
 def broken(**changes: Any) -> Callable[[Path], Path]:
     return lambda folder: save(folder, result(**changes))
 

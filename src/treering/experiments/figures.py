@@ -20,6 +20,7 @@ MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "down"
 KINDS = {"forgetting": "Forgetting", "confusion": "Confusion after the last step"}
 LARGEST_WITH_TEXT = 20
 """Classes up to which a confusion matrix has numbers in its cells and names at its sides."""
+FORMATS: dict[str, Any] = {"png": {"dpi": 200}, "svg": {"metadata": {"Date": None}}}
 LOOK: Any = {
     "font.size": 9.5,
     "font.family": ["DejaVu Sans"],
@@ -56,8 +57,7 @@ def render(chart: Chart) -> dict[str, bytes]:
             figure = _bars(chart)
         else:
             figure = _matrices(chart)
-        formats: dict[str, Any] = {"png": {"dpi": 200}, "svg": {"metadata": {"Date": None}}}
-        for ending, options in formats.items():
+        for ending, options in FORMATS.items():
             buffer = io.BytesIO()
             figure.savefig(buffer, format=ending, bbox_inches="tight", pad_inches=0.15, **options)
             contents[ending] = buffer.getvalue()

@@ -13,7 +13,10 @@ from treering.experiments.charts import Chart
 
 
 def write(results: Path, out: Path) -> list[Path]:
-    """Write `out`/index.html, `out`/tables.md and `out`/figures from a folder of results; returns the files."""
+    """Write `out`/index.html, `out`/tables.md and `out`/figures from a folder of results; returns the files.
+
+    Figures of an earlier report there that this one has not are removed.
+    """
     _need_libraries()
     runs = tables.read_results(results)
     parts = charts.every_chart(runs)
@@ -25,6 +28,7 @@ def write(results: Path, out: Path) -> list[Path]:
     written = []
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
+        earlier = _figures_of_earlier(out)
         for file, content in contents.items():
             files.write(file, content)
             written.append(file)
@@ -33,6 +37,8 @@ def write(results: Path, out: Path) -> list[Path]:
                 file = out / "figures" / f"{chart.name}.{ending}"
                 files.write(file, content)
                 written.append(file)
+        for file in earlier - set(written):
+            file.unlink(missing_ok=True)
     except OSError as error:
         raise TreeringError(f"cannot write to {out}: {error.strerror or error}; choose another folder") from None
     return written
@@ -42,6 +48,14 @@ def _gallery(drawn: Sequence[Chart]) -> str:
     titles = [re.sub(r"([\[\]<>\\])", r"\\\1", chart.title) for chart in drawn]
     images = [f"![{title}](figures/{chart.name}.svg)" for title, chart in zip(titles, drawn, strict=True)]
     return "\n## Figures\n\n" + "\n\n".join(images) + "\n"
+
+
+def _figures_of_earlier(out: Path) -> set[Path]:
+    """The files that a report written there before lists in its tables.md."""
+    gallery = out / "tables.md"
+    text = gallery.read_text(encoding="utf-8", errors="replace") if gallery.exists() else ""
+    names = re.findall(r"\]\(figures/([^)/]+)\.svg\)", text)
+    return {out / "figures" / f"{name}.{ending}" for name in names for ending in figures.FORMATS}
 
 
 def _need_libraries() -> None:
