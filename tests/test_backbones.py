@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import examples
+from conftest import examples, images_of, tiny_learner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -56,7 +56,7 @@ def test_resnet32_is_the_cifar_network_of_he_et_al(channels: int):
     assert len(convolutions(network)) == 31, "31 convolutions and the head are 32 layers"
     assert all(part.kernel_size == (3, 3) for part in convolutions(network)), "shortcuts have no parameters"
     assert count(network) == cifar_resnet_size(channels, blocks=5)
-    assert backbones.feature_size(network, (channels, 32, 32)) == 64
+    assert backbones.probe(network, (channels, 32, 32)) == (64, False)
 
 
 def test_resnet32_with_ten_classes_has_he_et_als_0_46_million_parameters():
@@ -70,7 +70,7 @@ def test_resnet18_is_the_imagenet_network_of_he_et_al(channels: int):
     kernels = [part.kernel_size[0] for part in convolutions(network)]
     assert sorted(kernels) == [1] * 3 + [3] * 16 + [7]
     assert count(network) == imagenet_resnet18_size(channels)
-    assert backbones.feature_size(network, (channels, 64, 64)) == 512
+    assert backbones.probe(network, (channels, 64, 64)) == (512, False)
     if channels == 3:
         assert count(network) == 11_176_512
 
@@ -78,7 +78,7 @@ def test_resnet18_is_the_imagenet_network_of_he_et_al(channels: int):
 def test_small_has_three_blocks_and_64_features():
     network = backbones.build("small", 1, seed=0)
     assert count(network) == cifar_resnet_size(1, blocks=1)
-    assert backbones.feature_size(network, (1, 8, 8)) == 64
+    assert backbones.probe(network, (1, 8, 8)) == (64, False)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ class Returns(nn.Module):
 
 
 def test_feature_size_of_any_module_that_maps_images_to_features():
-    assert backbones.feature_size(nn.Sequential(nn.Flatten(), nn.Linear(75, 11)), (3, 5, 5)) == 11
-    assert backbones.feature_size(Returns(lambda x: x.flatten(1)), (2, 3, 4)) == 24
+    assert backbones.probe(nn.Sequential(nn.Flatten(), nn.Linear(75, 11)), (3, 5, 5)) == (11, False)
+    assert backbones.probe(Returns(lambda x: x.flatten(1)), (2, 3, 4)) == (24, False)
 
 
 def raising(x: Tensor) -> Tensor:
@@ -224,19 +224,82 @@ def raising(x: Tensor) -> Tensor:
 )
 def test_a_module_that_does_not_map_images_to_features_is_an_error(function, message: str):
     with pytest.raises(TreeringError, match=message) as error:
-        backbones.feature_size(Returns(function), (3, 8, 8))
+        backbones.probe(Returns(function), (3, 8, 8))
     assert "\n" not in str(error.value)
+
+
+def test_dropout_draws():
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(75, 11))
+    assert backbones.probe(network, (3, 5, 5)) == (11, True)
+
+
+class BuiltLate(nn.Module):
+    """Makes a layer when it sees its first images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: nn.Module | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.last or nn.Linear(x[0].numel(), 5)
+        return self.last(x.flatten(1))
+
+
+class WithMore(nn.Flatten):
+    """Has a state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+
+class Doubled(nn.Module):
+    """Computes in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(192, 5).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.flatten(1).double())
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (BuiltLate(), "layers without a size yet"),
+        (WithMore(), "a state besides tensors"),
+        (Doubled(), "weights of torch.float64: treering trains in torch.float32"),
+        (Returns(lambda x: x.flatten(1).squeeze()), r"for 1 image it gave torch.float32 and shape \(192,\)"),
+    ],
+    ids=["built late", "extra state", "float64", "squeezed"],
+)
+def test_a_module_that_would_fail_later_is_refused_at_once(module: nn.Module, message: str):
+    with pytest.raises(TreeringError, match=message):
+        backbones.probe(backbones.copied(module), (3, 8, 8))
+
+
+def test_weights_of_three_dimensions_train_beside_images_in_channels_last():
+    class Volumes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv3d(1, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x[:, None]).mean((2, 3, 4))
+
+    learner = tiny_learner(backbone=backbones.Pretrained(Volumes(), (0.0,) * 3, (1.0,) * 3))
+    assert learner.partial_fit(*examples({"cat": 2, "dog": 2})).predict_proba(images_of(["cat"])).shape == (1, 2)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_asking_for_the_feature_size_changes_nothing(training: bool):
     network = backbones.build("small", 1, seed=0).train(training)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    backbones.feature_size(network, (1, 8, 8))
+    backbones.probe(network, (1, 8, 8))
     assert network.training is training
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     with pytest.raises(TreeringError):
-        backbones.feature_size(network, (2, 8, 8))
+        backbones.probe(network, (2, 8, 8))
     assert network.training is training
 
 
@@ -258,7 +321,7 @@ def imagenet_weights() -> dict[str, Tensor]:
 @with_packages
 def test_efficientnet_lite0_is_built_with_its_imagenet_weights():
     network = backbones.build("efficientnet-lite0", 3, seed=0)
-    assert backbones.feature_size(network, (3, 64, 64)) == 1280
+    assert backbones.probe(network, (3, 64, 64)) == (1280, False)
     built = {name.removeprefix("network.network."): tensor for name, tensor in network.state_dict().items()}
     expected = {name: tensor for name, tensor in imagenet_weights().items() if not name.startswith("_fc.")}
     assert set(built) == set(expected), "no classification layer, no setting beside the weights"
@@ -401,7 +464,7 @@ def test_a_network_of_timm(monkeypatch: pytest.MonkeyPatch, pretrained: bool, co
     )
     assert network.pixel_mean == mean
     torch.testing.assert_close(network.deviation.flatten(), torch.tensor(deviation))
-    assert backbones.feature_size(network, (3, 8, 8)) == 5
+    assert backbones.probe(network, (3, 8, 8)) == (5, False)
     x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(network(x), network.network(x / torch.tensor(deviation).view(3, 1, 1)))
     with pytest.raises(TreeringError, match=r"timm cannot make the backbone other: Unknown model \(other\)$"):
@@ -435,7 +498,7 @@ def test_a_network_of_torchvision(monkeypatch: pytest.MonkeyPatch, layer: str, p
     network = backbones.build("torchvision:tiny_net", 3, seed=0, pretrained=pretrained)
     assert network.network.settings == {"weights": "DEFAULT" if pretrained else None}
     assert network.pixel_mean == backbones.IMAGENET_MEAN
-    assert backbones.feature_size(network, (3, 8, 8)) == 5, "features, not classes"
+    assert backbones.probe(network, (3, 8, 8)) == (5, False), "features, not classes"
     with pytest.raises(TreeringError, match="torchvision cannot make the backbone other: Unknown model other"):
         backbones.build("torchvision:other", 3, seed=0)
 

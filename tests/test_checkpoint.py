@@ -309,7 +309,7 @@ def test_a_saved_step_can_be_undone_and_saving_it_twice_is_no_step(
     newer.save(folder)
     newer.save(folder)
     assert len(checkpoint.earlier_versions(folder)) == 1
-    checkpoint.undo(folder)
+    checkpoint.undo(str(folder))
     assert state_of(load(folder)) == state_of(older)
     refused(lambda: checkpoint.undo(folder), "no version to go back to")
 

@@ -10,6 +10,7 @@ import random
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -780,20 +781,154 @@ def test_a_memory_of_so_many_images_keeps_them_all_whatever_a_recipe_holds_out()
     assert [len(images) for images in learner.exemplars_.values()] == [5, 5]
 
 
-@pytest.mark.parametrize("method", ["eeil", "icarl"])
-def test_predicting_amid_a_step_is_refused(method: str) -> None:
-    learner = tiny_learner(memory=10, method=method).partial_fit(*examples({0: 6, 1: 6}))
+NOT_AMID_A_STEP: dict[str, Callable[[Learner, Path], object]] = {
+    "predict": lambda learner, folder: learner.predict(images_of([0, 1])),
+    "save": lambda learner, folder: learner.save(folder / "model"),
+    "export": lambda learner, folder: learner.export(folder / "model.onnx"),
+    "copy": lambda learner, folder: copy.copy(learner),
+    "deepcopy": lambda learner, folder: copy.deepcopy(learner),
+    "pickle": lambda learner, folder: pickle.dumps(learner),
+}
+
+
+@pytest.mark.parametrize("step", [{2: 6}, {0: 6}], ids=["new class", "known class"])
+@pytest.mark.parametrize("action", NOT_AMID_A_STEP.values(), ids=NOT_AMID_A_STEP)
+def test_what_needs_a_whole_step_is_refused_amid_one(
+    action: Callable[[Learner, Path], object], step: dict[int, int], tmp_path: Path
+) -> None:
+    learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
     refused = []
 
-    def predict(progress: Progress) -> None:
-        with pytest.raises(TreeringError, match="a step is being learnt") as error:
-            learner.predict(images_of([0, 1]))
+    def act(progress: Progress) -> None:
+        with pytest.raises(TreeringError, match=r"a step is being learnt: .* when partial_fit has returned") as error:
+            action(learner, tmp_path)
         refused.append(error)
 
-    learner.progress = predict
-    learner.partial_fit(*examples({2: 6}))
+    learner.progress = act
+    learner.partial_fit(*examples(step))
     assert refused
-    assert learner.predict(images_of([0, 2])).shape == (2,)
+    assert not list(tmp_path.iterdir())
+    learner.progress = None
+    action(learner, tmp_path)
+
+
+def test_a_step_that_failed_is_over() -> None:
+    learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
+    learner.progress = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        learner.partial_fit(*examples({2: 6}))
+    assert learner.predict(images_of([0, 1])).shape == (2,)
+
+
+def interrupted(progress: Progress) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_copy_learns_on_its_own() -> None:
+    learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
+    before = state_of(learner)
+    twin = copy.copy(learner)
+    assert state_of(twin) == before
+    twin.partial_fit(*examples({2: 6}))
+    assert state_of(learner) == before
+    assert twin.get_params() == learner.get_params()
+
+
+@pytest.mark.parametrize("backbone", ["resnet32", Dropping()], ids=["drawn weights", "with dropout"])
+def test_learners_in_several_threads_are_as_one_after_the_other(backbone: str | nn.Module) -> None:
+    def learnt(seed: int) -> dict[str, Any]:
+        learner = Learner(backbone, recipe=RECIPE, seed=seed, device="cpu")
+        return state_of(learner.partial_fit(*examples({"a": 4, "b": 4})))
+
+    alone = [learnt(seed) for seed in range(6)]
+    before = global_randomness()
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(learnt, range(6))) == alone
+    assert global_randomness() == before
+
+
+@pytest.mark.parametrize("method", ["eeil", "icarl"])
+def test_where_others_compute_in_bfloat16_it_does_not(method: str) -> None:
+    given = examples({"cat": 6, "dog": 5})
+    learner = tiny_learner(method=method).partial_fit(*given)
+    with torch.autocast("cpu", torch.bfloat16):
+        again = tiny_learner(method=method).partial_fit(*given)
+        answers = again.predict_proba(given[0])
+    assert state_of(again) == state_of(learner)
+    assert np.array_equal(answers, learner.predict_proba(given[0]))
+
+
+def test_training_in_bfloat16_casts_the_weights_anew_for_each_batch() -> None:
+    def learnt() -> dict[str, Any]:
+        learner = tiny_learner(training=Schedule(epochs=4, lr=0.05)).partial_fit(*examples({"cat": 6, "dog": 5}))
+        method_of(learner).network.mixed_precision = True  # as on a GPU
+        return state_of(learner.partial_fit(*examples({"elk": 6})))
+
+    found = learnt()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        assert learnt() == found
+    finally:
+        torch.set_autocast_cache_enabled(True)
+
+
+class Expanded(TinyFeatures):
+    """A backbone with a buffer whose elements share their memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("deviation", torch.tensor(0.25).expand(3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / self.deviation)
+
+
+class Counting(TinyFeatures):
+    """A backbone with a statistic that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += len(x)
+        return super().forward(x) * (1 + self.seen / 1000)
+
+
+@pytest.mark.parametrize("module", [Expanded(), Counting()], ids=["expanded", "not saved"])
+def test_buffers_of_every_kind_are_put_back_after_an_interruption(module: nn.Module) -> None:
+    learner = tiny_learner(backbone=module, memory=10).partial_fit(*examples({0: 6, 1: 6}))
+    before = learner.predict_proba(images_of([0, 1]))
+    learner.progress = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        learner.partial_fit(*examples({2: 6}))
+    assert np.array_equal(learner.predict_proba(images_of([0, 1])), before)
+
+
+def test_a_model_with_an_expanded_buffer_can_be_loaded(tmp_path: Path) -> None:
+    learner = tiny_learner(backbone=Expanded(), memory=10).partial_fit(*examples({0: 6, 1: 6}))
+    learner.save(tmp_path / "model")
+    assert state_of(Learner.load(tmp_path / "model", backbone=Expanded(), device="cpu")) == state_of(learner)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"progress": 5}, "progress must be a function, not 5"),
+        ({"device": None}, "device None cannot be used here .*: choose auto, cpu or cuda"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_before_anything_is_trained(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(TreeringError, match=message) as error:
+        tiny_learner().set_params(**change).partial_fit(*examples({0: 2, 1: 2}))
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_is_no_backbone_to_load_with(tmp_path: Path) -> None:
+    tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6})).save(tmp_path / "model")
+    with pytest.raises(TreeringError, match=r"the backbone must be a torch\.nn\.Module, not 'small'"):
+        Learner.load(tmp_path / "model", backbone="small", device="cpu")  # type: ignore[arg-type]
 
 
 def test_a_model_loaded_in_inference_mode_can_learn(tmp_path: Path) -> None:

@@ -372,7 +372,7 @@ def test_a_wrong_setting_in_a_file_is_an_error_that_names_file_and_setting(tmp_p
         (lambda: Schedule(2.5, 0.1), "epochs must be a whole number, not 2.5"),
         (lambda: Schedule(2, 0.1, (-3,)), "drop_at must hold epochs from 0 on"),
         (lambda: Recipe(temperature="2"), "temperature must be a number, not '2'"),
-        (lambda: Recipe(memory=2000), "memory must be a table"),
+        (lambda: Recipe(memory=2000), "memory must be a table [memory], in Python Budget(…), not 2000"),
         (lambda: Run(order=99999999999), "order must be from 0"),
         (lambda: Run(seed=2**70), "seed must be from 0"),
         (lambda: Run(classes_per_step=()), "classes_per_step must be 1 or more"),
@@ -391,3 +391,15 @@ def test_settings_take_the_numbers_and_lists_of_numpy_and_toml():
 @pytest.mark.parametrize("name", ["2024", "2024-05-01", "true", "1e5", "nan", "birds", '"birds"'])
 def test_a_text_may_look_like_anything(name: str) -> None:
     assert Recipe().changed([f"run.dataset={name}"]).run.dataset == name.strip('"')
+
+
+def test_a_section_given_as_a_table_in_python_keeps_what_it_leaves_out():
+    assert Recipe(optimizer={"momentum": 0.5}) == Recipe(optimizer=Optimizer(momentum=0.5))
+    assert Recipe(training={"epochs": 3}).training == dataclasses.replace(Recipe().training, epochs=3)
+    with pytest.raises(TreeringError, match=r"unknown setting memory\.sise"):
+        Recipe(memory={"sise": 3})
+
+
+def test_a_file_is_found_by_its_path(tmp_path: Path):
+    Recipe(temperature=3.0).write(tmp_path / "mine.toml")
+    assert Recipe.find(tmp_path / "mine.toml").temperature == 3.0

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
-from treering import augment
+from treering import augment, randomness
 from treering.errors import TreeringError, first_line, look_up
 from treering.pixels import Images
 from treering.recipe import Augmentation
@@ -187,6 +187,7 @@ def _torchvision(name: str, pretrained: bool) -> nn.Module:
     return Pretrained(network, IMAGENET_MEAN, IMAGENET_DEVIATION)
 
 
+NO_SIZE_YET = "the backbone has layers without a size yet: pass a batch of images through it first"
 LIBRARIES: dict[str, Callable[[str, bool], nn.Module]] = {"timm": _timm, "torchvision": _torchvision}
 """Library -> function of (name there, with its weights)."""
 
@@ -206,7 +207,7 @@ def build(name: str, channels: int, seed: int, pretrained: bool = True) -> nn.Mo
     The global random state stays as it was.
     """
     library, colon, within = name.partition(":")
-    with torch.random.fork_rng(devices=[]):
+    with randomness.borrowed():
         torch.default_generator.manual_seed(seed)
         if colon and library in LIBRARIES:
             return _from_library(library, within, pretrained)
@@ -245,33 +246,53 @@ def input_mean(module: nn.Module, images: Images, settings: Augmentation, pixel_
 
 def copied(module: nn.Module) -> nn.Module:
     """A copy, on the CPU, of a module of the user's."""
+    if not isinstance(module, nn.Module):
+        raise TreeringError(f"the backbone must be a torch.nn.Module, not {module!r}")
     if any(is_lazy(part) for part in (*module.parameters(), *module.buffers())):
-        raise TreeringError("the backbone has layers without a size yet: pass a batch of images through it first")
+        raise TreeringError(NO_SIZE_YET)
+    if not all(isinstance(part, Tensor) for part in module.state_dict().values()):
+        raise TreeringError("the backbone has a state besides tensors (get_extra_state), which cannot be saved")
     try:
-        return copy.deepcopy(module).cpu()
+        copied = copy.deepcopy(module).cpu()
     except Exception as error:  # whatever a module of the user's raises
         raise TreeringError(f"the backbone cannot be copied, as training needs: {first_line(error)}") from error
+    for part in (*copied.parameters(), *copied.buffers()):
+        if 0 in part.stride():  # elements that share their memory cannot be written
+            part.data = part.detach().clone(memory_format=torch.contiguous_format)
+    return copied
 
 
-def feature_size(module: nn.Module, image_shape: Sequence[int]) -> int:
-    """D, found by passing two blank images of `image_shape` (C, H, W) through a copy of `module`, in both its modes."""
+def probe(module: nn.Module, image_shape: Sequence[int]) -> tuple[int, bool]:
+    """Pass blank images of `image_shape` (C, H, W) through a copy of `module`, in both its modes.
+
+    Returns D, the number of features, and whether the module draws from torch's own generators, as dropout does.
+    """
+    kinds = {part.dtype for part in module.parameters() if part.requires_grad} - {torch.float32}
+    if kinds:
+        raise TreeringError(f"the backbone has weights of {kinds.pop()}: treering trains in torch.float32")
     sizes = []
-    for training in (True, False):
-        probe = copy.deepcopy(module).train(training)
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):  # dropout draws
-                out = probe(torch.zeros(2, *image_shape))
-        except Exception as error:  # whatever a module of the user's raises
-            raise TreeringError(
-                f"the backbone fails on images of shape {tuple(image_shape)}: {first_line(error)}"
-            ) from error
-        good = isinstance(out, Tensor) and out.ndim == 2 and len(out) == 2 and out.shape[1] and out.is_floating_point()
-        if not good:
-            got = f"{out.dtype} and shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-            raise TreeringError(
-                f"the backbone must map N images to floating-point features N x D; for 2 images it gave {got}"
-            )
-        sizes.append(out.shape[1])
+    with randomness.borrowed():
+        before = torch.get_rng_state()
+        for images, training in ((2, True), (2, False), (1, False)):  # a batch of training has 2 images or more
+            tried = copy.deepcopy(module).train(training)
+            try:
+                with torch.no_grad():
+                    out = tried(torch.zeros(images, *image_shape))
+            except Exception as error:  # whatever a module of the user's raises
+                raise TreeringError(
+                    f"the backbone fails on images of shape {tuple(image_shape)}: {first_line(error)}"
+                ) from error
+            good = isinstance(out, Tensor) and out.ndim == 2 and len(out) == images and out.is_floating_point()
+            if not good or not out.shape[1]:
+                got = f"{out.dtype} and shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+                raise TreeringError(
+                    "the backbone must map N images to floating-point features N x D; "
+                    f"for {images} image{'s' * (images > 1)} it gave {got}"
+                )
+            if tried.state_dict().keys() != module.state_dict().keys():
+                raise TreeringError(NO_SIZE_YET)
+            sizes.append(out.shape[1])
+        draws = not torch.equal(torch.get_rng_state(), before)
     if sizes[0] != sizes[1]:
         raise TreeringError(f"the backbone gives {sizes[0]} features in training and {sizes[1]} in evaluation")
-    return sizes[0]
+    return sizes[0], draws

@@ -144,8 +144,9 @@ def _replaces_another(path: Path, entries: dict[str, Any]) -> bool:
         return False
 
 
-def undo(path: Path) -> None:
+def undo(path: str | os.PathLike[str]) -> None:
     """Go back to the version before the current one."""
+    path = Path(path)
     read_manifest(path)  # raises if there is no model
     with writing(path):
         current = read_manifest(path)

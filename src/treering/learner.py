@@ -13,6 +13,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from numbers import Integral
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering import backbones, checkpoint, inputs, methods
+from treering import backbones, checkpoint, inputs, methods, randomness
 from treering import images as image_files
 from treering.errors import TreeringError
 from treering.methods.base import Step
@@ -88,6 +89,22 @@ class Learner:
         self.device = device
         self.progress = progress
         self._model: Model | None = None
+        self._learning = False
+
+    def __copy__(self) -> Learner:
+        """One that learns on its own: a step changes the network in place."""
+        twin = type(self)(**self.get_params())
+        twin._model = copy.deepcopy(self._at_rest("copy")._model)
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._at_rest("copy").__dict__.copy()
+
+    def _at_rest(self, action: str) -> Learner:
+        """Itself, unless a function that it calls while it learns a step asks for what is not learnt yet."""
+        if self._learning:
+            raise TreeringError(f"a step is being learnt: {action} when partial_fit has returned")
+        return self
 
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self)).parameters
@@ -232,7 +249,7 @@ class Learner:
         step = Step(inside, torch.tensor([column[name] for name in names], device=device), len(new))
         method.trainer.on_epoch = functools.partial(self._report, number, watch)
         method.trainer.start_step(resume)
-        before = method.snapshot()
+        before, self._learning = method.snapshot(), True
         counts = Counter(names)
         record = {
             "step": number,
@@ -247,13 +264,16 @@ class Learner:
         try:
             method.resize_memory(budget.size)
             method.trainer.dropout_seed = (model.seed + number * 100_000) % 2**62
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            draws = randomness.borrowed([device] if device.type == "cuda" else [])
+            with _own_precision(device), draws if method.network.draws else nullcontext():
                 method.learn_step(step)
             self._model = learnt
         except BaseException:
             if self._model is not learnt:
                 method.restore(before)
             raise
+        finally:
+            self._learning = False
 
     def predict(self, images: Any) -> np.ndarray:
         """The most probable class of each image, as the label was given."""
@@ -264,13 +284,12 @@ class Learner:
 
         Images as for `partial_fit`, but no folder; or one file's name.
         """
-        model = self.learnt_model()
-        if model.method.network.classes != len(model.classes):
-            raise TreeringError("a step is being learnt: predict when partial_fit has returned")
+        model = self._at_rest("predict").learnt_model()
         opened = self._opened([images] if isinstance(images, str | os.PathLike) else images)
         pixels = inputs.as_images(opened, model.image_shape[0])
         _check_shape(pixels, model)
-        probabilities = model.method.probabilities(pixels).double().cpu().numpy()
+        with _own_precision(model.method.network.device):
+            probabilities = model.method.probabilities(pixels).double().cpu().numpy()
         probabilities = probabilities[:, model.sorted_columns()]
         return probabilities / probabilities.sum(1, keepdims=True)  # they summed to 1 in float32 only
 
@@ -286,7 +305,7 @@ class Learner:
         """Write a model folder, or a new version into one, atomically; the last `keep` versions stay for `undo`."""
         if not isinstance(keep, Integral) or keep < 0:
             raise TreeringError(f"keep must be a whole number, 0 or more, not {keep!r}")
-        checkpoint.save(self.learnt_model(), Path(folder), keep)
+        checkpoint.save(self._at_rest("save").learnt_model(), Path(folder), keep)
 
     def evaluate(self, folder: str | os.PathLike[str]) -> Evaluation:
         """How many images of a folder, one folder per class, it gets right."""
@@ -298,12 +317,15 @@ class Learner:
         """Write one file for other programs, OUT.onnx or OUT.pt2; returns by how much its answers differ."""
         from treering import export
 
-        return export.export(self, Path(out))
+        return export.export(self._at_rest("export"), Path(out))
 
     @classmethod
     @torch.inference_mode(False)
     def load(cls, folder: str | os.PathLike[str], backbone: nn.Module | None = None, device: str = "auto") -> Learner:
-        """Read a model folder. A model learnt with a module as its backbone needs such a module again."""
+        """Read a model folder. A model learnt with a module as its backbone needs such a module again.
+
+        Its weights do not matter, but to the method "joint", which begins each step with them.
+        """
         model = checkpoint.load(Path(folder), backbone, methods.find_device(device))
         learner = cls(backbone=backbone, recipe=model.method.recipe, seed=model.seed, device=device)
         learner._model = model
@@ -338,6 +360,8 @@ class Learner:
             raise TreeringError(f"seed must be a whole number from 0 to 2^63 - 1, not {self.seed!r}")
         if self.backbone is not None and not isinstance(self.backbone, str | nn.Module):
             raise TreeringError(f"backbone must be a name or a torch.nn.Module, not {self.backbone!r}")
+        if self.progress is not None and not callable(self.progress):
+            raise TreeringError(f"progress must be a function, not {self.progress!r}")
         if self.backbone is not None:
             recipe = replace(recipe, backbone=self.backbone if isinstance(self.backbone, str) else "custom")
         return self._with_memory(recipe)
@@ -369,6 +393,11 @@ class Learner:
         if self.progress is not None:
             passes, loss = report.image_passes, report.mean_loss
             self.progress(Progress(step, report.stage, report.epoch, report.epochs, passes, loss))
+
+
+def _own_precision(device: torch.device) -> torch.autocast:
+    """The network's own precision, whatever the caller's; without the cache, whose weights would outlive an update."""
+    return torch.autocast(device.type, enabled=False, cache_enabled=False)
 
 
 def _check_shape(pixels: Images, model: Model) -> None:

@@ -34,6 +34,8 @@ class IncrementalNetwork(nn.Module):
         """Train the features in bfloat16 (on a GPU). Heads, losses and predictions stay in float32."""
         self.kernels = False
         """Train by the kernels of `fused`, as far as they go."""
+        self.draws = False
+        """Whether the features draw from torch's own generators, as dropout does."""
         self.spare_outputs = False
         """Whether spare columns are outputs that learn like the others; else their logit is `SPARE_LOGIT`."""
         self.head_sizes: list[int] = []
@@ -135,6 +137,11 @@ class IncrementalNetwork(nn.Module):
         state = {name: tensor for name, tensor in self.state_dict().items() if name != "head_of_class"}
         learnt = self.columns if self.spare_outputs else self.classes
         return state | {name: state[name][:learnt] for name in ("weight", "bias")}
+
+    def unsaved(self) -> dict[str, Tensor]:
+        """Buffers that are not part of `tensors`: what a user's module recomputes or lets go when it is saved."""
+        saved = self.state_dict()
+        return {name: part for name, part in self.named_buffers() if name not in saved}
 
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """Become the network that gave `tensors`, in place; raises ValueError if they do not fit."""

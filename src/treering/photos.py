@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,13 +122,13 @@ def recipe_for(backbone: str, device: torch.device, memory: int | None = None) -
 
 
 def learn(
-    path: Path,
-    folder: Path,
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
     *,
     backbone: str | None = None,
     memory: int | None = None,
     changes: Sequence[str] = (),
-    validation: Path | None = None,
+    validation: str | os.PathLike[str] | None = None,
     keep: int = checkpoint.KEEP,
     seed: int = 0,
     device: str = "auto",
@@ -142,8 +143,9 @@ def learn(
     training begins, and a dry run ends with it. `progress` is told what is being done, how much of it is done and how
     much there is.
     """
+    path, folder = Path(path), Path(folder)
     found = images.scan(folder)
-    checks = images.scan(validation) if validation else None
+    checks = images.scan(Path(validation)) if validation else None
     place = methods.find_device(device)
     with _out_of_memory_told(path), contextlib.nullcontext() if dry_run else checkpoint.writing(path):
         learner = _open(path, backbone, memory, changes, seed, device)

@@ -36,7 +36,8 @@ def _checked(value: Any, hint: Any, default: Any, name: str) -> Any:
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast(type, hint)):
             return value
-        _require(isinstance(value, Mapping), f"{name} must be a table [{name}], not {value!r}")
+        kind = typing.cast(type, hint).__name__
+        _require(isinstance(value, Mapping), f"{name} must be a table [{name}], in Python {kind}(…), not {value!r}")
         return _build(typing.cast(type, hint), value, default, f"{name}.")
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
@@ -66,8 +67,11 @@ class Settings:
     """A dataclass whose fields are checked against their types, however it is made."""
 
     def __post_init__(self) -> None:
-        for name, hint in typing.get_type_hints(type(self)).items():
-            object.__setattr__(self, name, _checked(getattr(self, name), hint, None, name))
+        hints = typing.get_type_hints(type(self))
+        for setting in dataclasses.fields(self):  # type: ignore[arg-type]
+            default = setting.default_factory() if callable(setting.default_factory) else setting.default
+            value = _checked(getattr(self, setting.name), hints[setting.name], default, setting.name)
+            object.__setattr__(self, setting.name, value)
         self._check_ranges()
 
     def _check_ranges(self) -> None:
@@ -268,8 +272,9 @@ class Recipe(Settings):
             raise TreeringError(f"{path}: {error}") from None
 
     @classmethod
-    def find(cls, name: str) -> Recipe:
+    def find(cls, name: str | os.PathLike[str]) -> Recipe:
         """A TOML file by its path, or a ready recipe by its name."""
+        name = os.fspath(name)
         ready = {file.name.removesuffix(".toml"): file for file in files("treering.recipes").iterdir()}
         ready = {key: file for key, file in ready.items() if file.name.endswith(".toml")}
         if name in ready:

@@ -204,7 +204,7 @@ class Trainer:
                 self._resume = None
             self.on_start()
             for epoch in range(epochs_done, schedule.epochs):
-                if self.dropout_seed is not None:
+                if self.dropout_seed is not None and self.network.draws:
                     torch.manual_seed(self.dropout_seed + 1000 * number + epoch)
                 update.optimizer.start_epoch(schedule.lr_at(epoch), epochs_before + epoch + 1, batch_size)
                 if draw:

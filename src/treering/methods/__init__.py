@@ -40,8 +40,9 @@ def create(recipe: Recipe, features: nn.Module, mean_image: Tensor, seed: int, d
     """The recipe's method over a network that has this feature extractor and no heads yet."""
     chosen = find(recipe.method)
     chosen.check(recipe)
-    size = backbones.feature_size(features, mean_image.shape)
+    size, draws = backbones.probe(features, mean_image.shape)
     network = IncrementalNetwork(features, size, mean_image, recipe.pixel_scale).to(device)
+    network.draws = draws
     return chosen(recipe, network, torch.Generator(device).manual_seed(seed))
 
 
@@ -54,7 +55,7 @@ def find_device(name: str) -> torch.device:
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("it has no GPU")
         torch.Generator(device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = re.split(r"[.\n]", str(error))[0]
         raise TreeringError(f"device {name!r} cannot be used here ({reason}): choose auto, cpu or cuda") from None
     if device.type == "cuda" and device.index:

@@ -79,7 +79,10 @@ class Method(ABC):
         network.mixed_precision = fast
         network.kernels = fast and fused.available()
         channels_last = fast or isinstance(network.features, Pretrained)  # twice as fast for these on a CPU as well
-        network.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)  # type: ignore[call-overload]
+        memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        for part in (*network.parameters(), *network.buffers()):
+            if part.ndim == 4:  # channels_last is a format of these alone
+                part.data = part.detach().contiguous(memory_format=memory_format)
         self.trainer = Trainer(network, self.loss, recipe.optimizer, generator, captured=fast)
 
     @classmethod
@@ -208,6 +211,7 @@ class Method(ABC):
             "head_sizes": list(self.network.head_sizes),
             "tensors": self.network.tensors(),
             "columns": self.network.columns,
+            "unsaved": {name: part.clone() for name, part in self.network.unsaved().items()},
             "exemplars": dict(self.memory.exemplars),
             "generator": self.generator.get_state(),
             "recipe": self.recipe,
@@ -217,6 +221,8 @@ class Method(ABC):
         """Go back to `snapshot`."""
         self.network.resize(snapshot["columns"])
         self.network.load_tensors(snapshot["head_sizes"], snapshot["tensors"])
+        for name, part in self.network.unsaved().items():
+            part.copy_(snapshot["unsaved"][name])
         self.memory.exemplars = dict(snapshot["exemplars"])
         self.recipe, self.memory.budget = snapshot["recipe"], snapshot["recipe"].memory
         restore_generator(self.generator, snapshot["generator"])

@@ -1,0 +1,18 @@
+"""Torch's own generators, which all threads share: used by one thread at a time, and left as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+
+import torch
+
+_IN_USE = threading.RLock()
+
+
+@contextlib.contextmanager
+def borrowed(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Whatever is drawn from the generators of the CPU and of these GPUs, they are as before afterwards."""
+    with _IN_USE, torch.random.fork_rng(devices=devices):
+        yield
