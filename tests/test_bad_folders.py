@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import tempfile
 import unicodedata
 from collections import Counter
@@ -237,6 +238,51 @@ def test_loops_of_links_are_listed(tmp_path: Path) -> None:
     assert "itself.jpg: Too many levels of symbolic links" in done.out
 
 
+def test_links_to_the_folder_of_the_classes_and_above_it_are_no_classes(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
+    (folder / "all").symlink_to(".")
+    (folder / "up").symlink_to("..")
+    done = command("learn", tmp_path / "model", folder, "--dry-run", *TINY)
+    assert "2 new classes with 4 images" in done.out
+    for name in ("all", "up"):
+        assert f"{folder / name}: a link back to a folder already read" in done.out
+    assert "no files in this class folder" not in done.out
+
+
+def test_a_model_below_a_class_or_among_images_to_predict_is_left_out(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
+    model = tmp_path / "photos" / "cat" / "model"
+    assert command("learn", tmp_path / "model", folder, *TINY).code == 0
+    shutil.copytree(tmp_path / "model", model)
+    done = command("learn", tmp_path / "other", folder, "--dry-run", *TINY)
+    assert "2 new classes with 4 images" in done.out
+    assert f"{model}: a model, not a class" in done.out
+    done = command("predict", tmp_path / "model", folder, "--json")
+    assert (done.code, done.err) == (0, "")
+    assert len(done.out.splitlines()) == 4
+
+
+def test_a_pipe_is_no_empty_file(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
+    os.mkfifo(folder / "cat" / "pipe.jpg")
+    done = command("learn", tmp_path / "model", folder, "--dry-run", *TINY)
+    assert "pipe.jpg: not a regular file" in done.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("learn", "model", ""), ("predict", "model", ""), ("info", ""), ("learn", "model", "photos", "--validation", "")],
+    ids=" ".join,
+)
+def test_an_empty_argument_is_not_this_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
+    monkeypatch.chdir(tmp_path)
+    command(*arguments).refused("an argument is empty: is a variable not set?")
+    assert [file.name for file in tmp_path.iterdir()] == ["photos"]
+
+
 def test_a_class_folder_that_is_a_link_to_itself_is_listed(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
     (folder / "loop").symlink_to(folder / "loop")
@@ -245,9 +291,10 @@ def test_a_class_folder_that_is_a_link_to_itself_is_listed(tmp_path: Path) -> No
     assert f"{folder / 'loop'}: " in done.out
 
 
-def test_files_that_may_not_be_read_are_listed(tmp_path: Path, model: Path) -> None:
+def test_files_that_may_not_be_read_are_listed(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
     (folder / "cat" / "secret.jpg").write_bytes(encoded("JPEG"))
+    monkeypatch.setattr(os, "access", lambda path, *modes, **options: Path(path).name != "secret.jpg")
     with unreadable("secret.jpg"):
         done = command("learn", tmp_path / "model", folder, "--dry-run", *TINY)
         asked = command("predict", model, folder / "cat" / "secret.jpg")
@@ -264,6 +311,14 @@ def refusing(action: Callable[..., Any], name: str, code: int) -> Callable[..., 
         return action(path, *arguments, **options)
 
     return guarded
+
+
+def test_a_class_folder_that_may_not_be_read_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2, "owl": 2})
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir, "owl", errno.EACCES))
+    done = command("learn", tmp_path / "model", folder, "--dry-run", *TINY)
+    assert "Left out: 1" in done.out
+    assert f"{folder / 'owl'}: Permission denied" in done.out
 
 
 def test_a_folder_that_may_not_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,9 +146,8 @@ def test_the_shortfall_at_two_classes_per_step_is_as_large_and_as_likely_as_is_s
     (mean, deviation), orders = papers("1a", "eeil")[2], 5
     below = [f"{mean - value:.1f}" for value in ours]
     assert f"EEIL is {', '.join(below[:-1])} and {below[-1]} points below the paper's mean" in readme
-    error = deviation * (1 / len(ours) + 1 / orders) ** 0.5
-    p = 2 * stats.t.sf((mean - statistics.fmean(ours)) / error, orders - 1)
-    assert f"gives p = {p:.2f}.)" in readme
+    own = statistics.fmean(ours), statistics.stdev(ours), len(ours)
+    assert f"gives p = {stats.ttest_ind_from_stats(*own, mean, deviation, orders).pvalue:.2f}.)" in readme
 
 
 def test_what_is_right_after_all_classes_is_what_was_measured() -> None:

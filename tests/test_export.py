@@ -111,15 +111,22 @@ def test_the_preprocessing_in_the_file_is_what_the_learner_does(tmp_path: Path) 
     assert command("export", tmp_path / "model", tmp_path / "out.pt2").code == 0
     learner = Learner.load(tmp_path / "model", device="cpu")
     files = sorted(write_photos(tmp_path / "others", {"cat": 3}, seed=1).rglob("*.png"))
-    squares = [np.array(Image.open(file).resize((20, 20), Image.Resampling.BILINEAR)) for file in files]
+    large = np.random.RandomState(0).randint(0, 256, (600, 800, 3), dtype=np.uint8)
+    Image.fromarray(large).save(tmp_path / "large.jpg")
+    files.append(tmp_path / "large.jpg")
+    squares = []
+    for file in files:
+        with Image.open(file) as image:
+            image.draft("RGB", (40, 40))
+            squares.append(np.array(image.resize((20, 20), Image.Resampling.BILINEAR)))
     pixels = torch.from_numpy(np.stack(squares)).movedim(-1, 1).float()
     inside = torch.nn.functional.interpolate(pixels, (16, 16), mode="bilinear", antialias=True).round()
     found = ask(tmp_path / "out.pt2", inside.numpy())
     assert np.abs(found - learner.predict_proba(files)).max() < 1e-5
     assert facts_of(tmp_path / "out.pt2")["preprocessing"] == (
-        "turn the image upright (EXIF), put it on white where it is transparent, resize the whole of it to 20 x 20 as "
-        "Pillow does with BILINEAR, then to 16 x 16 as torch's interpolate does with mode='bilinear', antialias=True, "
-        "and round; normalisation is inside"
+        "turn the image upright (EXIF), put it on white where it is transparent, resize the whole of it (a JPEG "
+        "after Pillow's draft('RGB', (40, 40))) to 20 x 20 as Pillow does with BILINEAR, then to 16 x 16 as torch's "
+        "interpolate does with mode='bilinear', antialias=True, and round; normalisation is inside"
     )
 
 

@@ -20,6 +20,7 @@ from test_draws import DRAWN, Fit, watch_fits
 from torch import Tensor
 
 from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule, augment, backbones, methods
+from treering.errors import TreeringError
 from treering.experiments import runner
 from treering.experiments.runner import StreamRun, run_name
 from treering.methods.base import Step
@@ -505,6 +506,25 @@ def test_a_crash_between_the_two_results_leaves_the_run_unfinished_and_the_next_
     assert result_files(tmp_path / "crashed") == result_files(tmp_path / "whole")
     assert len(result_files(tmp_path / "whole")) == 2
     assert not run.state_file.exists()
+
+
+def test_hybrid1_of_other_settings_is_refused_and_stays(tmp_path: Path) -> None:
+    images = tiny_images(per_class=4)
+    StreamRun(HYBRID, images, tmp_path)()
+    (tmp_path / ICARL_FILE).unlink()
+    before = (tmp_path / HYBRID_FILE).read_bytes()
+    with pytest.raises(TreeringError, match=r"hybrid1.* holds a run with other settings"):
+        StreamRun(replace(HYBRID, temperature=3.0), images, tmp_path)()
+    assert (tmp_path / HYBRID_FILE).read_bytes() == before
+
+
+def test_hybrid1_that_was_removed_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    images = tiny_images(per_class=4)
+    StreamRun(HYBRID, images, tmp_path)()
+    (tmp_path / HYBRID_FILE).unlink()
+    StreamRun(HYBRID, images, tmp_path)()
+    (warning,) = caplog.messages
+    assert warning == f"{tmp_path / HYBRID_FILE} is gone: to have it made again, remove {tmp_path / ICARL_FILE} too"
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------

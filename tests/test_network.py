@@ -207,6 +207,17 @@ def test_pixels_are_scaled_and_the_mean_image_subtracted():
     np.testing.assert_array_equal(unscaled.predict_features(images).numpy(), images.flatten(1).numpy() - 7.0)
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 5, 6), (1, 3, 5, 6), (4, 3, 1, 6)], ids=["channel", "image", "row"])
+def test_what_strides_one_channel_or_image_has_makes_no_difference(shape):
+    """A convolution chooses its way of computing by them."""
+    network = IncrementalNetwork(nn.Flatten(), 90, torch.zeros(shape[1:]), 255)
+    images = torch.zeros(shape, dtype=torch.uint8)
+    strides = [1 if size == 1 else stride for size, stride in zip(shape, images.stride(), strict=True)]
+    otherwise = torch.zeros(images.numel(), dtype=torch.uint8).as_strided(shape, strides)
+    assert otherwise.stride() != images.stride()
+    assert network.normalise(otherwise).stride() == network.normalise(images).stride()
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_prediction_is_in_evaluation_mode_and_leaves_no_trace(training: bool):
     network = network_with([4]).train(training)

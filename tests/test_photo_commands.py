@@ -172,6 +172,26 @@ def test_a_method_without_a_memory_says_so_and_can_be_exported(place: Path, tmp_
     assert command("export", tmp_path / "model", tmp_path / "model.onnx").code == 0
 
 
+def test_a_method_that_keeps_every_image_says_so(place: Path, tmp_path: Path) -> None:
+    done = command("learn", tmp_path / "model", place / "first", *TINY, "--set", "method=joint", "--dry-run")
+    assert "It keeps every image: joint trains on all of them in each step." in done.out
+
+
+def test_a_backbone_is_not_chosen_without_its_settings(place: Path, tmp_path: Path) -> None:
+    arguments = ("learn", tmp_path / "model", place / "first", "--set", "backbone=resnet18", "--dry-run")
+    command(*arguments, "--backbone", "resnet32").refused("choose it by --backbone resnet18")
+    assert command(*arguments, "--backbone", "resnet18").code == 0
+
+
+def test_a_version_that_a_killed_writer_left_is_no_earlier_one(place: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    assert command("learn", model, place / "first", *TINY).code == 0
+    (model / "previous").mkdir()
+    shutil.copy(model / "manifest.json", model / "previous" / "0001.json")
+    assert "Earlier versions that undo can go back to: 0" in command("info", model).out
+    command("undo", model).refused("no version to go back to")
+
+
 def test_a_model_of_grey_images_learns_photos_as_grey(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", {"cat": 5, "dog": 5})
     pixels = {

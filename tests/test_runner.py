@@ -753,8 +753,8 @@ def test_a_share_of_the_memory_for_held_out_images_is_refused(tmp_path: Path) ->
 
 
 def test_a_memory_that_is_too_small_for_the_last_step_is_refused_before_any_training(tmp_path: Path) -> None:
-    with pytest.raises(TreeringError, match="cannot hold 6 classes"):
-        StreamRun(replace(TINY, memory=Budget(size=5)), tiny_images(), tmp_path)
+    with pytest.raises(TreeringError, match="3 images cannot hold 6 classes: set memory to at least 6"):
+        StreamRun(replace(TINY, memory=Budget(size=3)), tiny_images(), tmp_path)
 
 
 def test_a_resumed_run_names_the_code_of_all_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,13 +124,14 @@ def _run(recipes: list[Recipe], data: Path, results: Path, download: bool, devic
         sys.exit(2)
 
 
-ModelPath = Annotated[Path, typer.Argument(help="The model's folder.")]
+ModelPath = Annotated[Path, typer.Argument(help="The model's folder.", readable=False)]
+"""What cannot be read is told where it is read, in treering's own words."""
 
 
 @app.command()
 def learn(
     model: ModelPath,
-    folder: Annotated[Path, typer.Argument(help="FOLDER/<class>/<image>")],
+    folder: Annotated[Path, typer.Argument(help="FOLDER/<class>/<image>", readable=False)],
     backbone: Annotated[
         str | None, typer.Option(help="efficientnet-lite0, resnet18, resnet32, timm:NAME or torchvision:NAME.")
     ] = None,
@@ -139,7 +140,7 @@ def learn(
         typer.Option(min=1, help="Images to keep, of each class unless memory.kind says otherwise; 30 in a new model."),
     ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.epochs=30.")] = None,
-    validation: Annotated[Path | None, typer.Option(help="Images to measure the accuracy on.")] = None,
+    validation: Annotated[Path | None, typer.Option(help="Images to measure the accuracy on.", readable=False)] = None,
     keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of a new model's weights, augmentation and batches.")] = 0,
     device: Device = "auto",
@@ -181,7 +182,7 @@ def learn(
 @app.command()
 def predict(
     model: ModelPath,
-    inputs: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    inputs: Annotated[list[Path], typer.Argument(help="Images, or folders of images.", readable=False)],
     top: Annotated[int, typer.Option(min=1, help="Classes to name for each image.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     device: Device = "auto",
@@ -202,7 +203,7 @@ def predict(
 @app.command()
 def evaluate(
     model: ModelPath,
-    folder: Annotated[Path, typer.Argument(help="FOLDER/<class>/<image>, not trained on.")],
+    folder: Annotated[Path, typer.Argument(help="FOLDER/<class>/<image>, not trained on.", readable=False)],
     picture: Annotated[Path | None, typer.Option(help="Draw the confusion matrix to this PNG file.")] = None,
     device: Device = "auto",
 ) -> None:
@@ -306,6 +307,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # of letters that the terminal's encoding lacks
     try:
+        if "" in sys.argv:  # as a path it would be this very folder
+            raise TreeringError("an argument is empty: is a variable not set?")
         code = app(standalone_mode=False)
     except TreeringError as error:
         _print_error(error)

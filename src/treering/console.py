@@ -54,7 +54,10 @@ class Printer:
             doubtful = _images(len(plan.in_two_classes))
             self.line(f"In two classes, for example {example}, so not to be told apart: {doubtful}.")
         per = {"per-class": "each class", "per-step": "each step"}.get(budget.kind, "all classes together")
-        if methods.find(recipe.method).keeps_memory:
+        method = methods.find(recipe.method)
+        if method.keeps_everything:
+            self.line(f"It keeps every image: {recipe.method} trains on all of them in each step.")
+        elif method.keeps_memory:
             included = ", held-out ones included" if plan.held_out_quota else ""
             self.line(f"It keeps at most {_images(budget.size)} of {per}{included}.")
         else:

@@ -63,7 +63,9 @@ def export(learner: Learner, out: Path) -> float:
         expected = deployed(pixels).numpy()
     held, seen = (f"{width} x {height}" for _, height, width in (model.image_shape, pixels.shape[1:]))
     resize = "turn the image upright (EXIF), put it on white where it is transparent, "
-    resize += f"resize the whole of it to {held} as Pillow does with BILINEAR"
+    twice = 2 * model.image_shape[1]  # as `images.read` does
+    resize += f"resize the whole of it (a JPEG after Pillow's draft('RGB', ({twice}, {twice}))) to {held} as Pillow "
+    resize += "does with BILINEAR"
     if seen != held:
         resize += f", then to {seen} as torch's interpolate does with mode='bilinear', antialias=True, and round"
     facts = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 WORKERS = min(8, os.cpu_count() or 1)
 """Files decoded at the same time: each may be a large photo."""
 BACK = "a link back to a folder already read"
+MODEL = "a model, not a class"
 TEST_FOLDERS = ("val", "test", "validation")
 """What people call the folder of test images beside the one called train."""
 CLUTTER = ("Thumbs.db", "desktop.ini")
@@ -60,7 +62,10 @@ def read(path: Path, size: int, channels: int = 3) -> np.ndarray:
     try:
         if path.is_dir():
             raise UnreadableError("a folder that cannot be looked into")
-        if path.stat().st_size == 0:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableError("not a regular file")
+        if status.st_size == 0:
             raise UnreadableError("empty file")
         with Image.open(path, formats=FORMATS) as image:
             image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
@@ -135,13 +140,13 @@ def scan(folder: Path) -> ImageFolder:
         elif entry.name.startswith("."):
             found.skipped.append((path, "hidden folder"))
         elif is_model(path):
-            found.skipped.append((path, "a model, not a class"))
+            found.skipped.append((path, MODEL))
         else:
-            own = sorted(_files(path, found.skipped))
+            own = sorted(_files(path, found.skipped, folder))
             if own:
                 name = unicodedata.normalize("NFC", entry.name)  # one name however a file system spells its accents
                 found.classes[name] = found.classes.get(name, []) + own
-            else:
+            elif path not in {place for place, _ in found.skipped}:
                 found.skipped.append((path, "no files in this class folder"))
     if not found.classes:
         what = f"holds {len(loose)} files but no class folders" if loose else "has no class folders with images"
@@ -172,7 +177,7 @@ def files_below(folder: Path) -> list[Path]:
     """Every file in a folder and the folders below it, and folders that cannot be looked into."""
     skipped: list[tuple[Path, str]] = []
     found = sorted(_files(folder, skipped))
-    return found + [place for place, reason in skipped if reason != BACK]
+    return found + [place for place, reason in skipped if reason not in (BACK, MODEL)]
 
 
 def shown(name: str | Path) -> str:
@@ -181,18 +186,24 @@ def shown(name: str | Path) -> str:
     return "".join(letter if letter >= " " and letter != "\x7f" else " " for letter in text)
 
 
-def _files(folder: Path, skipped: list[tuple[Path, str]]) -> Iterator[Path]:
-    """The files below a class folder; folders that cannot be read and links that lead back are noted as skipped."""
+def _files(folder: Path, skipped: list[tuple[Path, str]], inside: Path | None = None) -> Iterator[Path]:
+    """The files below a folder that may lie in another one, its classes'; what is not looked into is noted as skipped.
+
+    Those are folders that cannot be read, models, and links that lead back.
+    """
 
     def note(error: OSError) -> None:
         skipped.append((Path(error.filename), error.strerror or "cannot be read"))
 
-    above = (parent.stat() for parent in folder.resolve().parents)
-    seen = {(status.st_dev, status.st_ino) for status in above}
+    above = [*folder.resolve().parents]
+    if inside:
+        above += [inside.resolve(), *inside.resolve().parents]
+    seen = {(status.st_dev, status.st_ino) for status in (parent.stat() for parent in above)}
     for place, folders, names in os.walk(folder, onerror=note, followlinks=True):
         status = Path(place).stat()
-        if (status.st_dev, status.st_ino) in seen:
-            skipped.append((Path(place), BACK))
+        back = (status.st_dev, status.st_ino) in seen
+        if back or (place != str(folder) and is_model(Path(place))):
+            skipped.append((Path(place), BACK if back else MODEL))
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))

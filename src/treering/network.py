@@ -92,7 +92,10 @@ class IncrementalNetwork(nn.Module):
 
     def normalise(self, images: Tensor) -> Tensor:
         """Pixels divided by `pixel_scale`, less the mean image [5]."""
-        return images.to(self.mean_image.dtype) / self.pixel_scale - self.mean_image
+        normalised = images.to(self.mean_image.dtype) / self.pixel_scale - self.mean_image
+        # Row by row, channel by channel: the strides of a single channel may say anything, and a convolution that takes
+        # them for another memory format rounds otherwise.
+        return normalised.flatten().view_as(images)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.logits(self.extract(images))

@@ -281,7 +281,10 @@ def _open(
     """The model at `path`, or one that knows nothing yet."""
     place = methods.find_device(device)
     if not files.exists(path / "manifest.json"):
-        recipe = recipe_for(backbone or default_backbone(), place, memory).changed(changes)
+        ready = recipe_for(backbone or default_backbone(), place, memory)
+        recipe = ready.changed(changes)
+        if recipe.backbone != ready.backbone:
+            raise TreeringError(f"choose it by --backbone {recipe.backbone}, which brings the settings that suit it")
         methods.find(recipe.method).check(recipe)
         if replace(recipe.run, image_size=Run().image_size) != Run():
             raise TreeringError("of the settings of a run only run.image_size counts here; --seed sets the seed")

@@ -112,6 +112,7 @@ class StreamRun:
         self.state_file = results / ".unfinished" / f"{run_name(recipe)}.safetensors"
         further = {name: getattr(self.method, readout) for name, readout in self.method.further_readouts.items()}
         self._readouts = {method_label(recipe): self.method.probabilities} | further
+        self._files = {label: results / f"{run_name(recipe, label)}.json" for label in self._readouts}
         self._device = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         self.record: dict[str, Any] = {"steps_done": 0, "image_passes": 0, "seconds": 0.0, "seconds_by_stage": {}}
         self.record |= {"devices": [self._device], "runs_at_once": 1}
@@ -170,24 +171,28 @@ class StreamRun:
         for label in reversed(self._readouts):
             result = self._result(label)
             lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
-            file = self.result_file.with_name(f"{run_name(self.recipe, label)}.json")
-            _write(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+            _write(self._files[label], ("{\n" + ",\n".join(lines) + "\n}\n").encode())
         self.state_file.unlink(missing_ok=True)
         return result
 
     def _finished(self) -> dict[str, Any] | None:
-        """The result, if the run is done already."""
-        if not self.result_file.exists():
-            return None
+        """The result, if the run is done already; no file of another run is ever overwritten."""
+        found = {file: self._own_result(file) for file in self._files.values() if file.exists()}
+        missing = next((file for file in self._files.values() if file not in found), None)
+        if self.result_file in found and missing:
+            logger.warning("%s is gone: to have it made again, remove %s too", missing, self.result_file)
+        return found.get(self.result_file)
+
+    def _own_result(self, file: Path) -> dict[str, Any]:
         try:
-            result: dict[str, Any] = json.loads(self.result_file.read_bytes())
+            result: dict[str, Any] = json.loads(file.read_bytes())
             recipe = Recipe.from_dict(result["recipe"])  # settings newer than the result have their defaults
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise TreeringError(f"{self.result_file} is not a result: remove it, or choose another folder") from None
+            raise TreeringError(f"{file} is not a result: remove it, or choose another folder") from None
         if recipe != self.recipe:
-            raise TreeringError(f"{self.result_file} holds a run with other settings: choose another results folder")
+            raise TreeringError(f"{file} holds a run with other settings: choose another results folder")
         if self._differs(result):
-            raise TreeringError(f"{self.result_file} holds a run on other images: choose another results folder")
+            raise TreeringError(f"{file} holds a run on other images: choose another results folder")
         return result
 
     def _differs(self, facts: Mapping[str, Any]) -> bool:

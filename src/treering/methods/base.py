@@ -54,6 +54,7 @@ class StagePlan:
 
 def memory_before(recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[int]]:
     """The exemplars of each class in memory before each step of a stream of new classes."""
+    recipe.memory.quota(sum(map(len, steps)))  # raises unless there is room for all
     memory: list[list[int]] = [[]]
     for step in steps:
         known = [*memory[-1], *step]
@@ -67,6 +68,8 @@ class Method(ABC):
 
     keeps_memory = True
     """Whether the method stores exemplars within the recipe's budget."""
+    keeps_everything = False
+    """Whether it stores every image, whatever the budget."""
     further_readouts: Mapping[str, str] = {}
     """Further methods that are this one's training read out in another way: name -> what serves as `probabilities`."""
 

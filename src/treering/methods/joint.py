@@ -17,6 +17,7 @@ class Joint(Method):
     """One head for all classes, cross-entropy, from the first weights at every step."""
 
     keeps_memory = False
+    keeps_everything = True
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)
