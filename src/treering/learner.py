@@ -79,7 +79,8 @@ class Learner:
         backbone: a name ("resnet32", "efficientnet-lite0", "timm:NAME", …) or a module that maps images N x C x H x W
         to features N x D (a copy of it is trained); memory: how many images to keep in all, or a `Budget`; both replace
         what the recipe says. recipe: every other setting; the paper's for CIFAR-100 by default, which multiplies images
-        in memory; `Recipe.find("photos")` takes any number of them. device: "auto", "cpu", "cuda".
+        in memory; `Recipe.find("photos")` takes any number of them, and leaves a fifth of the memory to images that
+        `treering learn` holds out. device: "auto", "cpu", "cuda".
         progress: called after each epoch.
         """
         self.backbone = backbone
