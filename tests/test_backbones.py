@@ -197,7 +197,7 @@ class Returns(nn.Module):
         return self.function(x)
 
 
-def test_feature_size_of_any_module_that_maps_images_to_features():
+def test_the_features_of_any_module_that_maps_images_to_features():
     assert backbones.probe(nn.Sequential(nn.Flatten(), nn.Linear(75, 11)), (3, 5, 5)) == (11, False)
     assert backbones.probe(Returns(lambda x: x.flatten(1)), (2, 3, 4)) == (24, False)
 
@@ -278,7 +278,7 @@ def test_a_module_that_would_fail_later_is_refused_at_once(module: nn.Module, me
         backbones.probe(backbones.copied(module), (3, 8, 8))
 
 
-def test_weights_of_three_dimensions_train_beside_images_in_channels_last():
+def test_weights_of_five_dimensions_train_beside_images_in_channels_last():
     class Volumes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -292,7 +292,7 @@ def test_weights_of_three_dimensions_train_beside_images_in_channels_last():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_asking_for_the_feature_size_changes_nothing(training: bool):
+def test_probing_changes_nothing(training: bool):
     network = backbones.build("small", 1, seed=0).train(training)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     backbones.probe(network, (1, 8, 8))

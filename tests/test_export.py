@@ -124,9 +124,9 @@ def test_the_preprocessing_in_the_file_is_what_the_learner_does(tmp_path: Path) 
     found = ask(tmp_path / "out.pt2", inside.numpy())
     assert np.abs(found - learner.predict_proba(files)).max() < 1e-5
     assert facts_of(tmp_path / "out.pt2")["preprocessing"] == (
-        "turn the image upright (EXIF), put it on white where it is transparent, resize the whole of it (a JPEG "
-        "after Pillow's draft('RGB', (40, 40))) to 20 x 20 as Pillow does with BILINEAR, then to 16 x 16 as torch's "
-        "interpolate does with mode='bilinear', antialias=True, and round; normalisation is inside"
+        "decode the image (a JPEG after Pillow's draft('RGB', (40, 40))), turn it upright (EXIF), put it on white "
+        "where it is transparent, resize the whole of it to 20 x 20 as Pillow does with BILINEAR, then to 16 x 16 as "
+        "torch's interpolate does with mode='bilinear', antialias=True, and round; normalisation is inside"
     )
 
 

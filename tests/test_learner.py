@@ -788,6 +788,8 @@ NOT_AMID_A_STEP: dict[str, Callable[[Learner, Path], object]] = {
     "copy": lambda learner, folder: copy.copy(learner),
     "deepcopy": lambda learner, folder: copy.deepcopy(learner),
     "pickle": lambda learner, folder: pickle.dumps(learner),
+    "partial_fit": lambda learner, folder: learner.partial_fit(*examples({0: 2, 3: 2})),
+    "fit": lambda learner, folder: learner.fit(*examples({0: 2, 3: 2})),
 }
 
 
@@ -812,11 +814,14 @@ def test_what_needs_a_whole_step_is_refused_amid_one(
     action(learner, tmp_path)
 
 
-def test_a_step_that_failed_is_over() -> None:
-    learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
-    learner.progress = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        learner.partial_fit(*examples({2: 6}))
+@pytest.mark.parametrize("refused", [True, False], ids=["refused", "interrupted"])
+def test_a_step_that_failed_is_over(refused: bool) -> None:
+    learner = tiny_learner(memory=4).partial_fit(*examples({0: 6, 1: 6}))
+    model = learner.learnt_model()
+    model.held_out = {0: model.method.memory.exemplars[0]}
+    learner.progress = None if refused else interrupted
+    with pytest.raises(TreeringError if refused else KeyboardInterrupt):
+        learner.partial_fit(*examples({2: 6, 3: 6, 4: 6} if refused else {2: 6}))
     assert learner.predict(images_of([0, 1])).shape == (2,)
 
 
@@ -832,6 +837,8 @@ def test_a_copy_learns_on_its_own() -> None:
     twin.partial_fit(*examples({2: 6}))
     assert state_of(learner) == before
     assert twin.get_params() == learner.get_params()
+    learner.note = "mine"  # type: ignore[attr-defined]
+    assert copy.copy(learner).note == "mine"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("backbone", ["resnet32", Dropping()], ids=["drawn weights", "with dropout"])
@@ -848,12 +855,14 @@ def test_learners_in_several_threads_are_as_one_after_the_other(backbone: str | 
 
 
 @pytest.mark.parametrize("method", ["eeil", "icarl"])
-def test_where_others_compute_in_bfloat16_it_does_not(method: str) -> None:
+def test_where_others_compute_in_bfloat16_it_does_not(method: str, tmp_path: Path) -> None:
     given = examples({"cat": 6, "dog": 5})
     learner = tiny_learner(method=method).partial_fit(*given)
     with torch.autocast("cpu", torch.bfloat16):
         again = tiny_learner(method=method).partial_fit(*given)
         answers = again.predict_proba(given[0])
+        if method == "eeil":  # iCaRL answers otherwise than by its logits
+            assert again.export(tmp_path / "model.pt2") < 1e-5
     assert state_of(again) == state_of(learner)
     assert np.array_equal(answers, learner.predict_proba(given[0]))
 
@@ -896,9 +905,23 @@ class Counting(TinyFeatures):
         return super().forward(x) * (1 + self.seen / 1000)
 
 
-@pytest.mark.parametrize("module", [Expanded(), Counting()], ids=["expanded", "not saved"])
+class Remembering(TinyFeatures):
+    """A backbone that makes a buffer when it first sees images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "table"):
+            self.register_buffer("table", torch.ones(8), persistent=False)
+        return super().forward(x) * self.table
+
+
+@pytest.mark.parametrize("module", [Expanded(), Counting(), Remembering()], ids=["expanded", "not saved", "made late"])
 def test_buffers_of_every_kind_are_put_back_after_an_interruption(module: nn.Module) -> None:
-    learner = tiny_learner(backbone=module, memory=10).partial_fit(*examples({0: 6, 1: 6}))
+    learner = tiny_learner(backbone=module, memory=10)
+    learner.progress = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        learner.partial_fit(*examples({0: 6, 1: 6}))
+    learner.progress = None
+    learner.partial_fit(*examples({0: 6, 1: 6}))
     before = learner.predict_proba(images_of([0, 1]))
     learner.progress = interrupted
     with pytest.raises(KeyboardInterrupt):

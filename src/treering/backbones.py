@@ -188,6 +188,7 @@ def _torchvision(name: str, pretrained: bool) -> nn.Module:
 
 
 NO_SIZE_YET = "the backbone has layers without a size yet: pass a batch of images through it first"
+"""Of a backbone: what torch makes in its first forward is not trained from the first step on."""
 LIBRARIES: dict[str, Callable[[str, bool], nn.Module]] = {"timm": _timm, "torchvision": _torchvision}
 """Library -> function of (name there, with its weights)."""
 
@@ -253,13 +254,13 @@ def copied(module: nn.Module) -> nn.Module:
     if not all(isinstance(part, Tensor) for part in module.state_dict().values()):
         raise TreeringError("the backbone has a state besides tensors (get_extra_state), which cannot be saved")
     try:
-        copied = copy.deepcopy(module).cpu()
+        twin = copy.deepcopy(module).cpu()
     except Exception as error:  # whatever a module of the user's raises
         raise TreeringError(f"the backbone cannot be copied, as training needs: {first_line(error)}") from error
-    for part in (*copied.parameters(), *copied.buffers()):
+    for part in (*twin.parameters(), *twin.buffers()):
         if 0 in part.stride():  # elements that share their memory cannot be written
             part.data = part.detach().clone(memory_format=torch.contiguous_format)
-    return copied
+    return twin
 
 
 def probe(module: nn.Module, image_shape: Sequence[int]) -> tuple[int, bool]:
@@ -293,6 +294,6 @@ def probe(module: nn.Module, image_shape: Sequence[int]) -> tuple[int, bool]:
                 raise TreeringError(NO_SIZE_YET)
             sizes.append(out.shape[1])
         draws = not torch.equal(torch.get_rng_state(), before)
-    if sizes[0] != sizes[1]:
+    if len(set(sizes)) > 1:
         raise TreeringError(f"the backbone gives {sizes[0]} features in training and {sizes[1]} in evaluation")
     return sizes[0], draws

@@ -175,11 +175,16 @@ def earlier_versions(path: Path) -> list[Path]:
     return sorted(path.glob("previous/[0-9][0-9][0-9][0-9]*.json"), key=lambda file: int(file.stem))
 
 
+def versions_before(path: Path, current: dict[str, Any]) -> list[Path]:
+    """Those that `undo` can go back to: a writer that was killed may have put the current one there already."""
+    return [file for file in earlier_versions(path) if _parsed(file.read_bytes(), file) != current]
+
+
 def _clean(path: Path, keep: int | None) -> None:
     """Remove versions beyond the last `keep`, if so many are given, and all files that no remaining version names."""
     try:
         current = read_manifest(path)
-        older = [file for file in earlier_versions(path) if _parsed(file.read_bytes(), file) != current]
+        older = versions_before(path, current)
         kept = older if keep is None else older[max(0, len(older) - keep) :]
         for file in earlier_versions(path):
             if file not in kept:

@@ -307,7 +307,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # of letters that the terminal's encoding lacks
     try:
-        if "" in sys.argv:  # as a path it would be this very folder
+        if "" in sys.argv[1:]:  # as a path it would be this very folder
             raise TreeringError("an argument is empty: is a variable not set?")
         code = app(standalone_mode=False)
     except TreeringError as error:

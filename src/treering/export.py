@@ -62,10 +62,10 @@ def export(learner: Learner, out: Path) -> float:
     with torch.no_grad():
         expected = deployed(pixels).numpy()
     held, seen = (f"{width} x {height}" for _, height, width in (model.image_shape, pixels.shape[1:]))
-    resize = "turn the image upright (EXIF), put it on white where it is transparent, "
     twice = 2 * model.image_shape[1]  # as `images.read` does
-    resize += f"resize the whole of it (a JPEG after Pillow's draft('RGB', ({twice}, {twice}))) to {held} as Pillow "
-    resize += "does with BILINEAR"
+    resize = f"decode the image (a JPEG after Pillow's draft('RGB', ({twice}, {twice}))), turn it upright (EXIF), "
+    resize += "put it on white where it is transparent, "
+    resize += f"resize the whole of it to {held} as Pillow does with BILINEAR"
     if seen != held:
         resize += f", then to {seen} as torch's interpolate does with mode='bilinear', antialias=True, and round"
     facts = {

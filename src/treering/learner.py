@@ -13,7 +13,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from numbers import Integral
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering import backbones, checkpoint, inputs, methods, randomness
+from treering import backbones, checkpoint, inputs, methods
 from treering import images as image_files
 from treering.errors import TreeringError
 from treering.methods.base import Step
@@ -64,6 +63,8 @@ class Learner:
 
     _estimator_type = "classifier"
     """Scikit-learn before 1.6 looks at this; later ones at `__sklearn_tags__`."""
+    _learning = False
+    """Whether a step is under way, so that the network is not whole."""
 
     def __init__(
         self,
@@ -90,16 +91,15 @@ class Learner:
         self.device = device
         self.progress = progress
         self._model: Model | None = None
-        self._learning = False
 
     def __copy__(self) -> Learner:
         """One that learns on its own: a step changes the network in place."""
-        twin = type(self)(**self.get_params())
-        twin._model = copy.deepcopy(self._at_rest("copy")._model)
+        twin = type(self).__new__(type(self))
+        twin.__dict__ |= self.__getstate__() | {"_model": copy.deepcopy(self._model)}
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return self._at_rest("copy").__dict__.copy()
+        return self._at_rest("copy it").__dict__.copy()
 
     def _at_rest(self, action: str) -> Learner:
         """Itself, unless a function that it calls while it learns a step asks for what is not learnt yet."""
@@ -174,7 +174,7 @@ class Learner:
 
     def fit(self, images: Any, labels: Any = None) -> Learner:
         """Forget everything, then learn one step: what scikit-learn's tools call, cross-validation for one."""
-        learnt, self._model = self._model, None
+        learnt, self._model = self._at_rest("fit").model, None
         try:
             return self.partial_fit(images, labels)
         finally:
@@ -237,7 +237,7 @@ class Learner:
 
         `watch` sees every epoch, whose state a later call can go on from with `resume`.
         """
-        model = self._model or self._new_model(pixels)
+        model = self._at_rest("learn the next").model or self._new_model(pixels)
         inputs.one_type(names, model.classes)
         _check_shape(pixels, model)
         new = in_order(set(names) - set(model.classes))
@@ -250,7 +250,7 @@ class Learner:
         step = Step(inside, torch.tensor([column[name] for name in names], device=device), len(new))
         method.trainer.on_epoch = functools.partial(self._report, number, watch)
         method.trainer.start_step(resume)
-        before, self._learning = method.snapshot(), True
+        before = method.snapshot()
         counts = Counter(names)
         record = {
             "step": number,
@@ -263,10 +263,10 @@ class Learner:
         held_out = {label: part[:quota] for label, part in model.held_out.items() if quota}
         learnt = replace(model, classes=model.classes + new, history=[*model.history, record], held_out=held_out)
         try:
+            self._learning = True
             method.resize_memory(budget.size)
             method.trainer.dropout_seed = (model.seed + number * 100_000) % 2**62
-            draws = randomness.borrowed([device] if device.type == "cuda" else [])
-            with _own_precision(device), draws if method.network.draws else nullcontext():
+            with _own_precision(device):
                 method.learn_step(step)
             self._model = learnt
         except BaseException:
@@ -318,7 +318,8 @@ class Learner:
         """Write one file for other programs, OUT.onnx or OUT.pt2; returns by how much its answers differ."""
         from treering import export
 
-        return export.export(self._at_rest("export"), Path(out))
+        with _own_precision(torch.device("cpu")):
+            return export.export(self._at_rest("export"), Path(out))
 
     @classmethod
     @torch.inference_mode(False)

@@ -46,7 +46,7 @@ def of(path: Path) -> Overview:
 
 
 def _read(path: Path, manifest: dict[str, Any]) -> Overview:
-    names, current = [str(name) for name in manifest["classes"]], (path / "manifest.json").read_bytes()
+    names = [str(name) for name in manifest["classes"]]
     entries = manifest["files"]
     history = checkpoint.history_of(path, manifest)
 
@@ -61,7 +61,7 @@ def _read(path: Path, manifest: dict[str, Any]) -> Overview:
         {name: len(part) for name, part in zip(names, entries.get("held_out", [[]] * len(names)), strict=True)},
         manifest["recipe"],
         sizes,
-        sum(file.read_bytes() != current for file in checkpoint.earlier_versions(path)),  # a killed writer's may be it
+        len(checkpoint.versions_before(path, manifest)),
         (path / ".learning").exists(),
     )
 

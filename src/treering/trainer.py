@@ -7,6 +7,7 @@ tensors have room for every later stage, so that stages and steps differ only in
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import hashlib
 import logging
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treering import fused
+from treering import fused, randomness
 from treering.errors import TreeringError
 from treering.network import IncrementalNetwork
 from treering.optim import SGD
@@ -195,7 +196,8 @@ class Trainer:
         batch_size, _ = batch_plan(len(training_set.images), self.settings)
         self.network.train()
         try:
-            update = self.batch_update(training_set, batch_size)
+            with self._dropout(1000 * number):  # updates to warm up before the capture draw too
+                update = self.batch_update(training_set, batch_size)
             epochs_done = 0
             if self._resume:
                 epochs_done = self._resume.current.epoch
@@ -204,14 +206,13 @@ class Trainer:
                 self._resume = None
             self.on_start()
             for epoch in range(epochs_done, schedule.epochs):
-                if self.dropout_seed is not None and self.network.draws:
-                    torch.manual_seed(self.dropout_seed + 1000 * number + epoch)
                 update.optimizer.start_epoch(schedule.lr_at(epoch), epochs_before + epoch + 1, batch_size)
-                if draw:
-                    losses = torch.cat([self._pass(update, len(part.images), part) for part in draw()])
-                else:
-                    losses = self._pass(update, len(training_set.images))
-                mean_loss = float(losses.mean())  # waits for the epoch to end
+                with self._dropout(1000 * number + epoch):
+                    if draw:
+                        losses = torch.cat([self._pass(update, len(part.images), part) for part in draw()])
+                    else:
+                        losses = self._pass(update, len(training_set.images))
+                    mean_loss = float(losses.mean())  # waits for the epoch to end
                 if not math.isfinite(mean_loss):
                     raise TreeringError(DIVERGED)
                 state = functools.partial(self._in_flight, number, epoch + 1, update)
@@ -223,6 +224,17 @@ class Trainer:
             self._previous = self._state(number, schedule.epochs, update)
         finally:
             self.network.eval()
+
+    @contextlib.contextmanager
+    def _dropout(self, number: int) -> Iterator[None]:
+        """What layers draw from torch's own generators within it depends on the seed and this number alone."""
+        if self.dropout_seed is None or not self.network.draws:
+            yield
+            return
+        device = self.generator.device
+        with randomness.borrowed([device] if device.type == "cuda" else []):
+            torch.manual_seed(self.dropout_seed + number)
+            yield
 
     def _pass(self, update: BatchUpdate, count: int, part: TrainingSet | None = None) -> Tensor:
         """Train once on the first `count` images of the update's training set, or on `part`; the loss of each batch."""

@@ -21,6 +21,7 @@ KINDS = {"forgetting": "Forgetting", "confusion": "Confusion after the last step
 LARGEST_WITH_TEXT = 20
 """Classes up to which a confusion matrix has numbers in its cells and names at its sides."""
 FORMATS: dict[str, Any] = {"png": {"dpi": 200}, "svg": {"metadata": {"Date": None}}}
+"""The endings of a figure's files, with what `savefig` is told."""
 LOOK: Any = {
     "font.size": 9.5,
     "font.family": ["DejaVu Sans"],

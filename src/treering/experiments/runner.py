@@ -176,7 +176,7 @@ class StreamRun:
         return result
 
     def _finished(self) -> dict[str, Any] | None:
-        """The result, if the run is done already; no file of another run is ever overwritten."""
+        """The result, if the run is done already; raises where a file of other settings or images has its name."""
         found = {file: self._own_result(file) for file in self._files.values() if file.exists()}
         missing = next((file for file in self._files.values() if file not in found), None)
         if self.result_file in found and missing:

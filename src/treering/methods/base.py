@@ -224,8 +224,9 @@ class Method(ABC):
         """Go back to `snapshot`."""
         self.network.resize(snapshot["columns"])
         self.network.load_tensors(snapshot["head_sizes"], snapshot["tensors"])
-        for name, part in self.network.unsaved().items():
-            part.copy_(snapshot["unsaved"][name])
         self.memory.exemplars = dict(snapshot["exemplars"])
         self.recipe, self.memory.budget = snapshot["recipe"], snapshot["recipe"].memory
         restore_generator(self.generator, snapshot["generator"])
+        for name, part in self.network.unsaved().items():
+            if name in snapshot["unsaved"]:  # else a module has made it since
+                part.copy_(snapshot["unsaved"][name])
