@@ -50,6 +50,13 @@ class TinyFeatures(nn.Module):
         return self.norm(self.convolution(x)).relu().mean((2, 3))
 
 
+class Dropping(TinyFeatures):
+    """A backbone that drops features at random while it trains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
 def tiny_learner(**changes: Any) -> Learner:
     """A learner with TinyFeatures and RECIPE; `changes` are arguments of Learner, or settings of the recipe."""
     settings = {name: changes.pop(name) for name in set(changes) & set(RECIPE.to_dict()) - {"backbone", "memory"}}

@@ -14,7 +14,7 @@ import torch
 from conftest import RECIPE, examples, images_of, kept, method_of, state_of, tiny_learner
 from torch import Tensor
 
-from treering import Augmentation, Budget, Learner, Schedule, augment, losses
+from treering import Augmentation, Budget, Learner, Schedule, TreeringError, augment, losses
 from treering.network import IncrementalNetwork
 from treering.trainer import Trainer
 
@@ -478,3 +478,13 @@ def test_the_loss_has_the_recipes_temperature() -> None:
     loss = method_of(learner).loss(logits, labels, targets, heads)
     assert loss == losses.cross_distilled(logits, labels, targets, heads, 3.5)
     assert loss != losses.cross_distilled(logits, labels, targets, heads, 2.0)
+
+
+def test_features_that_are_not_finite_are_never_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = tiny_learner().partial_fit(*examples({"a": 6, "b": 6}))
+    before = state_of(learner)
+    method = method_of(learner)
+    monkeypatch.setattr(method, "features", lambda images: torch.full((len(images), 8), torch.nan))
+    with pytest.raises(TreeringError, match="training diverged"):
+        learner.partial_fit(*examples({"c": 6}))
+    assert state_of(learner) == before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import threading
 from dataclasses import replace
 from importlib.resources import files as resources
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from conftest import RECIPE, SIDE, TinyFeatures, images_of, kept, method_of, tiny_learner
+from conftest import RECIPE, SIDE, TinyFeatures, examples, images_of, kept, method_of, state_of, tiny_learner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_helper import TINY, Interruptible, tiny_images
@@ -542,3 +544,15 @@ def test_a_task_that_is_known_is_never_harder(digits: dict[str, dict[str, Any]])
 def test_a_result_names_the_memory_of_a_step(digits: dict[str, dict[str, Any]]) -> None:
     assert digits["gem"]["memory"] == {"kind": "per-step", "size": 40}
     assert runner.run_name(Recipe.find("cifar100-5-gem-2000")) == "cifar100-5-gem-per-step100-random-order0-seed0"
+
+
+def test_a_copy_leaves_a_captured_update_behind() -> None:
+    learner = (
+        tiny_learner(method="gem", memory=Budget("per-step", 4, "random"))
+        .partial_fit(*examples({0: 4, 1: 4}))
+        .partial_fit(*examples({2: 4}))
+    )
+    method = method_of(learner)
+    assert isinstance(method, GEM)
+    method._past = threading.Lock()  # type: ignore[assignment]  # a graph cannot be copied either
+    assert state_of(copy.deepcopy(learner)) == state_of(learner)

@@ -20,6 +20,7 @@ import torch
 from conftest import (
     RECIPE,
     SIDE,
+    Dropping,
     TinyFeatures,
     examples,
     images_of,
@@ -573,13 +574,6 @@ def test_an_interruption_in_the_memory_update_leaves_the_learner_as_it_was(monke
     assert state_of(learner) == before
 
 
-class Dropping(TinyFeatures):
-    """A backbone that drops features at random while it trains."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(super().forward(x), 0.5, self.training)
-
-
 def global_randomness() -> tuple[bytes, str, str]:
     return torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state()), repr(random.getstate())
 
@@ -841,6 +835,23 @@ def test_a_copy_learns_on_its_own() -> None:
     assert copy.copy(learner).note == "mine"  # type: ignore[attr-defined]
 
 
+SEEDS: list[int] = []
+"""Of torch's generator, as a backbone meets them."""
+
+
+class Noting(Dropping):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            SEEDS.append(torch.initial_seed())
+        return super().forward(x)
+
+
+def test_dropout_differs_between_epochs_stages_and_steps() -> None:
+    learner = tiny_learner(backbone=Noting(), **LONG)
+    learner.partial_fit(*examples({0: 4, 1: 4})).partial_fit(*examples({2: 4}))
+    assert len({*SEEDS} - {torch.initial_seed()}) == 15 + 15 + 8
+
+
 @pytest.mark.parametrize("backbone", ["resnet32", Dropping()], ids=["drawn weights", "with dropout"])
 def test_learners_in_several_threads_are_as_one_after_the_other(backbone: str | nn.Module) -> None:
     def learnt(seed: int) -> dict[str, Any]:
@@ -987,7 +998,7 @@ def test_a_training_that_diverges_in_its_last_updates_says_so_and_leaves_the_lea
     def overflow(progress: Progress) -> None:
         if (progress.stage, progress.epoch) == ("balanced", progress.epochs):
             with torch.no_grad():
-                trainer.network.weight.fill_(torch.inf)
+                trainer.network.weight[0] = torch.inf
 
     learner.progress = overflow
     with pytest.raises(TreeringError, match="training diverged"):

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from treering import backbones
 from treering.network import SPARE_LOGIT, IncrementalNetwork
@@ -253,3 +254,13 @@ def test_more_images_than_a_batch_keep_their_order():
     network = IncrementalNetwork(nn.Flatten(), 64, torch.zeros(1, 8, 8), 1.0)
     images = random_images(16, 1100)
     assert torch.equal(network.predict_features(images), images.flatten(1).float())
+
+
+def test_compiled_code_does_not_depend_on_the_number_of_heads():
+    counter = CompileCounter()
+    torch.compiler.reset()
+    for classes in (2, 3, 5):
+        network = IncrementalNetwork(backbones.build("small", 3, 0), 64, torch.zeros(3, 8, 8), 255)
+        network.add_head(classes, torch.Generator())
+        torch.compile(network.extract, backend=counter, dynamic=False)(torch.zeros(4, 3, 8, 8, dtype=torch.uint8))
+    assert counter.frame_count == 1

@@ -26,6 +26,7 @@ import pytest
 import run_helper
 import safetensors.torch
 import torch
+from conftest import Dropping
 from rich.console import Console
 from run_helper import TINY, Interruptible, digest, result_files, tiny_dataset, tiny_images, without_times
 
@@ -59,6 +60,7 @@ KEYS = {
 def tiny_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREERING_COMMIT", "of the tests")  # somebody may commit while they run
     monkeypatch.setitem(backbones.BACKBONES, "tiny", run_helper.TinyFeatures)
+    monkeypatch.setitem(backbones.BACKBONES, "tiny-dropping", Dropping)
 
 
 # --- The result -------------------------------------------------------------------------------------------------------
@@ -433,6 +435,7 @@ VARIANTS = {
     "joint": (replace(TINY, method="joint"), 6),
     "icarl": (replace(TINY, method="icarl", outputs=6), 6),
     "resnet": (replace(TINY, backbone="small"), 6),
+    "dropout": (replace(TINY, backbone="tiny-dropping"), 6),
     "many classes": (replace(TINY, memory=Budget(size=30), run=Run("tiny", (6, 6, 1))), 13),
 }
 
@@ -474,6 +477,20 @@ def test_a_run_interrupted_between_saves_goes_on_from_the_start_of_its_step(
     for epoch, left in ((1, 10), (2, 10), (3, 8), (5, 8), (6, 8), (7, 4), (10, 4)):
         case.interrupt(str(epoch), epoch)
         case.check_the_end(str(epoch), left)
+
+
+def test_dropout_follows_the_seed_alone(tmp_path: Path) -> None:
+    def learnt(seed: int, global_seed: int) -> str:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(global_seed)
+            recipe = replace(TINY, backbone="tiny-dropping", run=replace(TINY.run, seed=seed))
+            run = StreamRun(recipe, tiny_images(), tmp_path / f"{seed} {global_seed}")
+            state = torch.get_rng_state()
+            run()
+            assert torch.equal(torch.get_rng_state(), state)
+            return digest(run.method)
+
+    assert learnt(0, 1) == learnt(0, 2) != learnt(1, 1)
 
 
 def test_the_state_is_saved_at_the_start_of_a_step_and_then_once_a_minute(

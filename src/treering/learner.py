@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering import backbones, checkpoint, inputs, methods
+from treering import backbones, checkpoint, inputs, methods, randomness
 from treering import images as image_files
 from treering.errors import TreeringError
 from treering.methods.base import Step
@@ -249,7 +249,7 @@ class Learner:
         inside = pixels.to(device) if isinstance(pixels, Tensor) else pixels
         step = Step(inside, torch.tensor([column[name] for name in names], device=device), len(new))
         method.trainer.on_epoch = functools.partial(self._report, number, watch)
-        method.trainer.start_step(resume)
+        method.trainer.start_step(resume, randomness.dropout_seed(model.seed, number))
         before = method.snapshot()
         counts = Counter(names)
         record = {
@@ -265,7 +265,6 @@ class Learner:
         try:
             self._learning = True
             method.resize_memory(budget.size)
-            method.trainer.dropout_seed = (model.seed + number * 100_000) % 2**62
             with _own_precision(device):
                 method.learn_step(step)
             self._model = learnt

@@ -104,7 +104,7 @@ class IncrementalNetwork(nn.Module):
         """Features N x D."""
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.mixed_precision and self.training):
             features_ND = self.features(self.normalise(images))
-        return features_ND.to(self.weight.dtype)
+        return features_ND.to(self.mean_image.dtype)  # not that of the heads: compiled code would depend on their shape
 
     def logits(self, features_ND: Tensor) -> Tensor:
         """N x columns, spare ones included."""
@@ -142,9 +142,18 @@ class IncrementalNetwork(nn.Module):
         return state | {name: state[name][:learnt] for name in ("weight", "bias")}
 
     def unsaved(self) -> dict[str, Tensor]:
-        """Buffers that are not part of `tensors`: what a user's module recomputes or lets go when it is saved."""
+        """A copy of the buffers that `tensors` leaves out: those of a user's module that go when it is saved."""
+        return {name: part.clone() for name, part in self._unsaved()}
+
+    def load_unsaved(self, unsaved: Mapping[str, Tensor]) -> None:
+        """Put back what `unsaved` gave."""
+        for name, part in self._unsaved():
+            if name in unsaved:  # else the module has made it since
+                part.copy_(unsaved[name])
+
+    def _unsaved(self) -> list[tuple[str, Tensor]]:
         saved = self.state_dict()
-        return {name: part for name, part in self.named_buffers() if name not in saved}
+        return [(name, part) for name, part in self.named_buffers() if name not in saved]
 
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """Become the network that gave `tensors`, in place; raises ValueError if they do not fit."""

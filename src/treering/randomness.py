@@ -11,6 +11,11 @@ import torch
 _IN_USE = threading.RLock()
 
 
+def dropout_seed(seed: int, step: int) -> int:
+    """Where the seeds of a step's epochs begin, for a learner or run of this seed."""
+    return (seed + step * 100_000) % 2**62
+
+
 @contextlib.contextmanager
 def borrowed(devices: Sequence[torch.device] = ()) -> Iterator[None]:
     """Whatever is drawn from the generators of the CPU and of these GPUs, they are as before afterwards."""

@@ -235,7 +235,7 @@ class Recipe(Settings):
     pixel_scale: float = 255.0
     """Pixels are divided by this before the mean image is subtracted: 255 for CIFAR-100, 1 for ImageNet [5]."""
     engine: Literal["fast", "eager"] = "fast"
-    """On a GPU, fast is bfloat16, kernels of our own or compiled, captured; eager is plain float32, as on every CPU."""
+    """On a GPU, fast is bfloat16, kernels of our own or compiled, captured; eager is float32, as on every CPU."""
     training: Schedule = Schedule(epochs=40, lr=0.1, drop_at=(10, 20, 30))
     """Stage 2 [5]."""
     balanced: Schedule = Schedule(epochs=30, lr=0.01, drop_at=(10, 20))

@@ -143,8 +143,6 @@ class Trainer:
         self.on_start: Callable[[], None] = do_nothing
         """Called when the training set of a `fit` is ready and its first epoch is to begin."""
         self.on_epoch: Callable[[EpochReport], None] = do_nothing
-        self.dropout_seed: int | None = None
-        """Of layers that draw from torch's own generators, afresh in each epoch so that a resumed one draws alike."""
         self.captures = captured
         self.compiles = captured
         self.constrain: Constraint | None = None
@@ -158,9 +156,14 @@ class Trainer:
         """What can be copied and pickled: all but a captured update."""
         return self.__dict__ | {"_captured": None}
 
-    def start_step(self, resume: InFlight | None = None) -> None:
-        """Begin a step, or go on with one: its `fit` calls up to `resume` then only restore what they had led to."""
+    def start_step(self, resume: InFlight | None = None, dropout_seed: int | None = None) -> None:
+        """Begin a step, or go on with one: its `fit` calls up to `resume` then only restore what they had led to.
+
+        `dropout_seed` is for layers that draw from torch's own generators, afresh in each epoch so that a resumed one
+        draws alike.
+        """
         self._resume = resume
+        self.dropout_seed = dropout_seed
         self._fits = 0
         self._previous: FitState | None = None
 
@@ -233,7 +236,9 @@ class Trainer:
             return
         device = self.generator.device
         with randomness.borrowed([device] if device.type == "cuda" else []):
-            torch.manual_seed(self.dropout_seed + number)
+            torch.default_generator.manual_seed(self.dropout_seed + number)
+            if device.type == "cuda":
+                torch.cuda.manual_seed(self.dropout_seed + number)
             yield
 
     def _pass(self, update: BatchUpdate, count: int, part: TrainingSet | None = None) -> Tensor:
@@ -363,7 +368,8 @@ class CapturedUpdate(BatchUpdate):
         self._replays = 0
         self._queued: collections.deque[torch.cuda.Event] = collections.deque()
         generator = optimizer.generator
-        statistics, values, random_state = network.tensors(), optimizer.values.clone(), generator.get_state()
+        statistics, unsaved, random_state = network.tensors(), network.unsaved(), generator.get_state()
+        values, momentum = optimizer.values.clone(), optimizer.momentum.clone()
         with _capturing:
             self._warm_up(compiles)
             if hasattr(self.graph, "register_generator_state"):  # newer versions of torch find it by themselves
@@ -371,9 +377,10 @@ class CapturedUpdate(BatchUpdate):
             with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
                 super().run_batch()
         network.load_tensors(network.head_sizes, statistics)
+        network.load_unsaved(unsaved)
         optimizer.values.copy_(values)  # spare columns too
+        optimizer.momentum.copy_(momentum)
         generator.set_state(random_state)
-        optimizer.momentum.zero_()
 
     def run_batch(self) -> None:
         """Replay what was captured."""

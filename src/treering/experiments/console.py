@@ -20,8 +20,9 @@ from treering.experiments.at_once import run_many
 from treering.experiments.runner import RunProgress, StreamRun, run_name
 from treering.recipe import Recipe
 
-WAVE = 24
-"""Runs that are captured before any of them trains: bounds the memory of the device."""
+WAVE = 10
+"""Runs that are captured before any of them trains. Each takes up to three streams, of which a device has 32: two runs
+that shared one would wait for each other, or their captured updates share a workspace."""
 
 
 def run(

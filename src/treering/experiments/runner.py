@@ -25,7 +25,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from treering import backbones, files, methods, metrics
+from treering import backbones, files, methods, metrics, randomness
 from treering import in_flight as in_flight_files
 from treering.data.stream import ResidentImages, Stream, StreamStep
 from treering.errors import TreeringError
@@ -160,7 +160,7 @@ class StreamRun:
             if number < self.record["steps_done"]:
                 continue
             self._start = self.method.snapshot()
-            self.method.trainer.start_step(in_flight)
+            self.method.trainer.start_step(in_flight, randomness.dropout_seed(self.recipe.run.seed, number + 1))
             if in_flight is None:
                 self._save(None)
             in_flight = None

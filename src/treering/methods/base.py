@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from treering import augment, fused, losses, pixels, selection
 from treering.backbones import Pretrained
+from treering.errors import TreeringError
 from treering.memory import Memory
 from treering.network import IncrementalNetwork
 from treering.pixels import Images
 from treering.recipe import Recipe, Schedule
-from treering.trainer import Trainer, TrainingSet, batch_plan, restore_generator
+from treering.trainer import DIVERGED, Trainer, TrainingSet, batch_plan, restore_generator
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,8 @@ class Method(ABC):
     def rank(self, candidates: dict[int, Images], count: int) -> dict[int, Tensor]:
         """The `count` best images of each class by the recipe's selection rule, best first [3.1]."""
         features = [self.features(images) for images in candidates.values()]
+        if not all(part.isfinite().all() for part in features):
+            raise TreeringError(DIVERGED)
         rankings = selection.rank(features, count, selection.RULES[self.recipe.memory.selection], self.generator)
         return {
             label: pixels.tensor(candidates[label][ranking]).to(self.network.device)
@@ -214,7 +217,7 @@ class Method(ABC):
             "head_sizes": list(self.network.head_sizes),
             "tensors": self.network.tensors(),
             "columns": self.network.columns,
-            "unsaved": {name: part.clone() for name, part in self.network.unsaved().items()},
+            "unsaved": self.network.unsaved(),
             "exemplars": dict(self.memory.exemplars),
             "generator": self.generator.get_state(),
             "recipe": self.recipe,
@@ -227,6 +230,4 @@ class Method(ABC):
         self.memory.exemplars = dict(snapshot["exemplars"])
         self.recipe, self.memory.budget = snapshot["recipe"], snapshot["recipe"].memory
         restore_generator(self.generator, snapshot["generator"])
-        for name, part in self.network.unsaved().items():
-            if name in snapshot["unsaved"]:  # else a module has made it since
-                part.copy_(snapshot["unsaved"][name])
+        self.network.load_unsaved(snapshot["unsaved"])

@@ -8,6 +8,7 @@ in `task_aware_accuracy`. Unknown task: the same network read out over all class
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,10 @@ class GEM(Method):
         self._past: BatchUpdate | None = None
         """Computes the gradients of the loss on the memory, a batch for each earlier task."""
         self._episodes = self._episodic_memory()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be copied and pickled: all but a captured update."""
+        return self.__dict__ | {"_past": None}
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
