@@ -436,6 +436,7 @@ def test_a_picture_without_matplotlib_is_one_line(place: Path, tmp_path: Path, m
         monkeypatch.setitem(sys.modules, name, None)
     done = command("evaluate", place / "model", place / "test", "--picture", tmp_path / "a.png")
     done.refused("needs matplotlib", "pip install")
+    assert done.out == "", "nothing is evaluated first"
 
 
 @pytest.mark.parametrize("names", [["猫", "🦉", "dog"], ["$a$", "b_{x}", "\\alpha$"], ["c" * 200, "$" * 30, "e"]])

@@ -208,12 +208,12 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """How many images of a folder the model gets right, class by class."""
-    from treering import evaluation, files
+    from treering import evaluation
     from treering.console import Printer
     from treering.learner import Learner
 
     if picture:
-        files.require_png(picture)
+        evaluation.require_drawing(picture)
     with _interruptible("interrupted"):
         result = evaluation.evaluate(Learner.load(model, device=device), folder)
         printer = Printer(console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -104,12 +105,18 @@ def evaluate(learner: Learner, folder: Path) -> Evaluation:
     return Evaluation(names, confusion.tolist(), new, skipped)
 
 
+def require_drawing(picture: Path) -> None:
+    """Raise if the confusion matrix cannot be drawn to this file, before anything is evaluated."""
+    files.require_png(picture)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TreeringError("the picture needs matplotlib: pip install 'treering[photos]'")
+
+
 def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
     """The confusion matrix as a PNG file; classes without images are left out."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise TreeringError("the picture needs matplotlib: pip install 'treering[photos]'") from None
+    require_drawing(picture)
+    from matplotlib.figure import Figure
+
     rows = [index for index, row in enumerate(evaluation.confusion) if sum(row)]
     shares = np.array([evaluation.confusion[row] for row in rows], float)
     columns = [index for index in range(len(evaluation.classes)) if index in rows or shares[:, index].any()]
