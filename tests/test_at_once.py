@@ -19,6 +19,7 @@ import torch
 from run_helper import TINY, tiny_images, without_times
 
 from treering import TreeringError, backbones
+from treering.experiments import console
 from treering.experiments.at_once import run_many
 from treering.experiments.runner import StreamRun
 from treering.recipe import Run
@@ -155,3 +156,8 @@ def test_runs_at_once_save_their_states_however_often_they_are_interrupted(
     assert heard == [started]
     assert all(isinstance(outcome, TreeringError) for outcome in outcomes)
     assert caplog.text.count("ends its epoch and saves its state") == 1
+
+
+def test_no_two_runs_that_are_captured_together_share_a_stream() -> None:
+    """Torch hands out 32 of them in turn; a run of GEM takes three."""
+    assert 3 * console.WAVE < 32

@@ -269,9 +269,10 @@ class Doubled(nn.Module):
         (BuiltLate(), "layers without a size yet"),
         (WithMore(), "a state besides tensors"),
         (Doubled(), "weights of torch.float64: treering trains in torch.float32"),
+        (Returns(lambda x: x.flatten(1)[:, : 4 * len(x)]), "8 in evaluation and 4 for one image"),
         (Returns(lambda x: x.flatten(1).squeeze()), r"for 1 image it gave torch.float32 and shape \(192,\)"),
     ],
-    ids=["built late", "extra state", "float64", "squeezed"],
+    ids=["built late", "extra state", "float64", "narrower", "squeezed"],
 )
 def test_a_module_that_would_fail_later_is_refused_at_once(module: nn.Module, message: str):
     with pytest.raises(TreeringError, match=message):

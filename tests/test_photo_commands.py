@@ -192,6 +192,15 @@ def test_a_version_that_a_killed_writer_left_is_no_earlier_one(place: Path, tmp_
     command("undo", model).refused("no version to go back to")
 
 
+def test_a_damaged_earlier_version_does_not_hide_the_model(place: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    assert command("learn", model, place / "first", *TINY).code == 0
+    (model / "previous").mkdir()
+    (model / "previous" / "0001.json").write_text("{")
+    done = command("info", model)
+    assert (done.code, done.err) == (0, "")
+
+
 def test_a_model_of_grey_images_learns_photos_as_grey(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", {"cat": 5, "dog": 5})
     pixels = {

@@ -295,5 +295,7 @@ def probe(module: nn.Module, image_shape: Sequence[int]) -> tuple[int, bool]:
             sizes.append(out.shape[1])
         draws = not torch.equal(torch.get_rng_state(), before)
     if len(set(sizes)) > 1:
-        raise TreeringError(f"the backbone gives {sizes[0]} features in training and {sizes[1]} in evaluation")
+        raise TreeringError(
+            f"the backbone gives {sizes[0]} features in training, {sizes[1]} in evaluation and {sizes[2]} for one image"
+        )
     return sizes[0], draws

@@ -177,7 +177,14 @@ def earlier_versions(path: Path) -> list[Path]:
 
 def versions_before(path: Path, current: dict[str, Any]) -> list[Path]:
     """Those that `undo` can go back to: a writer that was killed may have put the current one there already."""
-    return [file for file in earlier_versions(path) if _parsed(file.read_bytes(), file) != current]
+
+    def is_current(file: Path) -> bool:
+        try:
+            return _parsed(file.read_bytes(), file) == current
+        except TreeringError:
+            return False
+
+    return [file for file in earlier_versions(path) if not is_current(file)]
 
 
 def _clean(path: Path, keep: int | None) -> None:

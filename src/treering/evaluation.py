@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -108,8 +107,10 @@ def evaluate(learner: Learner, folder: Path) -> Evaluation:
 def require_drawing(picture: Path) -> None:
     """Raise if the confusion matrix cannot be drawn to this file, before anything is evaluated."""
     files.require_png(picture)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise TreeringError("the picture needs matplotlib: pip install 'treering[photos]'")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise TreeringError("the picture needs matplotlib: pip install 'treering[photos]'") from None
 
 
 def draw_confusion(evaluation: Evaluation, picture: Path) -> None:

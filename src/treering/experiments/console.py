@@ -21,8 +21,8 @@ from treering.experiments.runner import RunProgress, StreamRun, run_name
 from treering.recipe import Recipe
 
 WAVE = 10
-"""Runs that are captured before any of them trains. Each takes up to three streams, of which a device has 32: two runs
-that shared one would wait for each other, or their captured updates share a workspace."""
+"""Runs that are captured before any of them trains, so the most at once. Each takes up to three streams, of which torch
+has 32: two runs that shared one would wait for each other, or their captured updates share a workspace."""
 
 
 def run(

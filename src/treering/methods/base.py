@@ -180,7 +180,7 @@ class Method(ABC):
     def rank(self, candidates: dict[int, Images], count: int) -> dict[int, Tensor]:
         """The `count` best images of each class by the recipe's selection rule, best first [3.1]."""
         features = [self.features(images) for images in candidates.values()]
-        if not all(part.isfinite().all() for part in features):
+        if features and not torch.cat(features).isfinite().all():
             raise TreeringError(DIVERGED)
         rankings = selection.rank(features, count, selection.RULES[self.recipe.memory.selection], self.generator)
         return {
