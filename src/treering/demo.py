@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RECIPE = Recipe.find("digits")
 """The paper's method for 8 x 8 images: a small network, fewer epochs, 100 exemplars, crops that shift by one pixel."""
 
-TITLES = {"eeil": "EEIL", "finetune": "plain fine-tuning"}
+TITLES = {"eeil": "EEIL", "finetune": "fine-tuning"}
 
 
 @dataclass(frozen=True)
