@@ -309,7 +309,7 @@ def main() -> None:
     try:
         if "" in sys.argv[1:]:  # as a path it would be this very folder
             raise TreeringError("an argument is empty: is a variable not set?")
-        code = app(standalone_mode=False)
+        code = app(prog_name="treering", standalone_mode=False)
     except TreeringError as error:
         _print_error(error)
     except UsageError as error:
