@@ -612,6 +612,17 @@ cli.main()
 """
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_output_that_cannot_be_written_is_not_blamed_on_the_model(tmp_path: Path, models: Models) -> None:
+    command = [sys.executable, "-c", COMMAND, "learn", str(tmp_path / "model"), str(models.first), "--backbone", "small"]
+    paths = os.pathsep.join([str(Path(treering.__file__).parents[1]), str(Path(__file__).parent)])
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": paths}, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (2, "treering: the output cannot be written: No space left on device\n")
+
+
 def test_ctrl_c_stops_the_command_and_the_same_command_goes_on(tmp_path: Path, models: Models) -> None:
     settings = [part for change in [*CHANGES, "training.epochs=100"] for part in ("--set", change)]
     path = tmp_path / "model"

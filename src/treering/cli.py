@@ -140,7 +140,13 @@ def learn(
         typer.Option(min=1, help="Images to keep, of each class unless memory.kind says otherwise; 30 in a new model."),
     ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.epochs=30.")] = None,
-    validation: Annotated[Path | None, typer.Option(help="Images to measure the accuracy on.", readable=False)] = None,
+    validation: Annotated[
+        Path | None,
+        typer.Option(
+            help="Images to measure the accuracy on; a new model needs none of its own then: --set memory.held_out=0.",
+            readable=False,
+        ),
+    ] = None,
     keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of a new model's weights, augmentation and batches.")] = 0,
     device: Device = "auto",
@@ -320,7 +326,7 @@ def main() -> None:
         _print_error(OUT_OF_MEMORY)
     except OSError as error:
         _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
-        sys.stdout = None  # it may be what is full
     else:
         sys.exit(code or 0)
+    sys.stdout = None  # it may be what is full
     sys.exit(2)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from treering import division, methods, speed
+from treering.errors import TreeringError
 from treering.evaluation import Evaluation, Prediction
 from treering.images import shown
 from treering.overview import Overview
@@ -28,7 +29,10 @@ class Printer:
         self.console = console
 
     def line(self, text: str = "") -> None:
-        self.console.print(shown(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+        try:
+            self.console.print(shown(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+        except OSError as error:  # told here, lest a file be blamed for it
+            raise TreeringError(f"the output cannot be written: {error.strerror or error}") from None
 
     def plan(self, plan: Plan, model: Path, folder: Path) -> None:
         """What was found and what is going to happen."""
