@@ -122,7 +122,7 @@ def run_python(script: str, *arguments: object, **environment: str) -> subproces
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -754,7 +754,7 @@ if writer == 0:
     finally:
         os._exit(1)
 seen = set()
-enough, end = time.monotonic() + 3, time.monotonic() + 60
+enough, end = time.monotonic() + 3, time.monotonic() + 600
 try:
     while time.monotonic() < (end if len(seen) < 2 else enough):
         seen.add(states.index(state_of(Learner.load(folder, backbone=TinyFeatures(), device="cpu"))))

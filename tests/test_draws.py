@@ -287,7 +287,9 @@ def test_a_run_takes_the_image_passes_that_were_planned(
     result = run()
     taken = sum(len(epoch) for fit in fits for epoch in fit.trained)
     assert taken == result["image_passes"] == run.image_passes_planned
-    planned = METHODS[method].plan(recipe, [[UNEVEN[label] for label in classes] for classes in run.stream.steps])
+    planned = METHODS[method].plan(
+        recipe, [{label: UNEVEN[label] for label in classes} for classes in run.stream.steps]
+    )
     stages = [stage for step in planned for stage in step]
     assert [stage.images for stage in stages] == [len(fit.draws[0].images) for fit in fits]
     assert [stage.image_passes for stage in stages] == [sum(map(len, fit.trained)) for fit in fits]

@@ -455,7 +455,9 @@ def test_the_plan_of_a_stream_is_what_its_stages_take(
     for step in (FIRST, SECOND, THIRD):
         learner.partial_fit(*step)
     chosen = method_of(learner)
-    planned = [stage for step in chosen.plan(chosen.recipe, [[10, 9], [8, 10, 9], [7]]) for stage in step]
+    planned = [
+        stage for step in chosen.plan(chosen.recipe, [{0: 10, 1: 9}, {2: 8, 3: 10, 4: 9}, {5: 7}]) for stage in step
+    ]
     assert [stage.images for stage in planned] == [len(stage.images) for stage in stages]
     for stage, plan in zip(stages, planned, strict=True):
         assert plan.image_passes == sum(passes[: stage.schedule.epochs])

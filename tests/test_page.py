@@ -167,7 +167,7 @@ def in_browser(page_text: str, folder: Path) -> str:
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'user'}"]
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
     command += ["--enable-logging=stderr", "--window-size=390,900", "--dump-dom", (folder / "index.html").as_uri()]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     assert "CONSOLE" not in ran.stderr, ran.stderr
     return ran.stdout

@@ -115,7 +115,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -496,7 +496,7 @@ def test_a_second_learn_names_the_process_of_the_first_and_readers_get_the_last_
         told: list[photos.Plan] = []
         learn(path, models.second, dry_run=True, tell=told.append)
         assert len(told) == 1
-        process.communicate("go on\n", timeout=60)
+        process.communicate("go on\n", timeout=600)
         assert process.returncode == 0
     assert model_state(path) == models.after
     assert leftovers(path) == []
@@ -614,11 +614,16 @@ cli.main()
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_an_output_that_cannot_be_written_is_not_blamed_on_the_model(tmp_path: Path, models: Models) -> None:
-    command = [sys.executable, "-c", COMMAND, "learn", str(tmp_path / "model"), str(models.first), "--backbone", "small"]
+    arguments = ["learn", str(tmp_path / "model"), str(models.first), "--backbone", "small"]
     paths = os.pathsep.join([str(Path(treering.__file__).parents[1]), str(Path(__file__).parent)])
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            command, env=os.environ | {"PYTHONPATH": paths}, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-c", COMMAND, *arguments],
+            env=os.environ | {"PYTHONPATH": paths},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=600,
         )
     assert (done.returncode, done.stderr) == (2, "treering: the output cannot be written: No space left on device\n")
 
@@ -635,11 +640,11 @@ def test_ctrl_c_stops_the_command_and_the_same_command_goes_on(tmp_path: Path, m
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not (path / ".learning").exists() and time.monotonic() < end:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert err.count("\n") == 1
     assert err.startswith(f"treering: interrupted; {path} is as it was")

@@ -14,7 +14,7 @@ from conftest import examples, kept
 from learn_helper import CHANGES, FIRST, MEMORY, SECOND, SIDE, held_out_of, learn, make_folder, model_state, pixels_in
 from PIL import Image
 
-from treering import Budget, Learner, TreeringError, augment, checkpoint, photos
+from treering import Budget, Learner, TreeringError, augment, checkpoint, methods, photos
 from treering.images import read
 
 LARGER = {"changes": [*CHANGES, "memory.held_out=0.5"], "memory": 8}
@@ -111,6 +111,19 @@ def test_progress_counts_every_image_pass_of_the_plan(tmp_path: Path, first: Pat
         assert [what for what, _, _ in seen[1:]] == ["training"] * epochs
         assert seen[-1][1] == seen[-1][2], "as many images as were planned"
         assert len({total for _, _, total in seen[1:]}) == 1
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_every_method_does_what_was_planned_also_where_a_class_returns(tmp_path: Path, method: str) -> None:
+    changes = [*CHANGES, f"method={method}"]
+    if method == "gem":
+        changes += ["memory.kind=per-step", "memory.selection=random"]
+    first, seen = make_folder(tmp_path / "first", {"cat": 2, "dog": 9}), []
+    learn(tmp_path / "model", first, changes=changes, memory=8)
+    second = make_folder(tmp_path / "second", {"cat": 9, "owl": 12}, seed=1)
+    learn(tmp_path / "model", second, progress=lambda *now: seen.append(now))
+    assert seen[-1][0] == "training"
+    assert seen[-1][1] == seen[-1][2]
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------

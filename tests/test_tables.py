@@ -213,7 +213,7 @@ def test_the_t_test_pairs_the_orders_that_both_methods_have() -> None:
 
 def test_the_papers_p_values_are_shown_with_or_without_ours() -> None:
     found = tables.comparisons([own_result()])
-    assert [(test.steps, test.paper, tables.tested(test)) for test in found] == [
+    assert [(test.setting.steps, test.paper, tables.tested(test)) for test in found] == [
         ("2", "0.00005", "not run"),
         ("5", "0.0005", "not run"),
         ("10", "0.003", "not run"),

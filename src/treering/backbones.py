@@ -8,6 +8,7 @@ other module of that signature works as well: the method asks nothing else of it
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,48 +62,34 @@ class ResidualBlock(nn.Module):
 class ResNet(nn.Module):
     """He et al. 2015, without its classification layer."""
 
-    def __init__(self, stem: nn.Module, widths: list[int], blocks: int, projection: bool) -> None:
+    def __init__(
+        self, stem: nn.Module, widths: list[int], blocks: int, projection: bool, last_relu: bool = True
+    ) -> None:
         super().__init__()
         self.stem = stem
-        body: list[nn.Module] = []
+        body: list[ResidualBlock] = []
         inputs = widths[0]
         for stage, width in enumerate(widths):
             for block in range(blocks):
                 body.append(ResidualBlock(inputs, width, 2 if stage > 0 and block == 0 else 1, projection))
                 inputs = width
+        body[-1].last_relu = last_relu
         self.body = nn.Sequential(*body)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(self.stem(x)).mean((2, 3))
 
 
-def resnet32(channels: int) -> ResNet:
+def resnet32(channels: int, last_relu: bool = True) -> ResNet:
     """The CIFAR network of He et al. 2015: three stages of five blocks, parameter-free shortcuts, 64 features."""
     stem = nn.Sequential(_convolution(channels, 16), _norm(16), nn.ReLU())
-    return ResNet(stem, [16, 32, 64], blocks=5, projection=False)
+    return ResNet(stem, [16, 32, 64], blocks=5, projection=False, last_relu=last_relu)
 
 
-def resnet32_linear(channels: int) -> nn.Module:
-    """The same without its last ReLU, as iCaRL takes its features."""
-    return _without_last_relu(resnet32(channels))
-
-
-def resnet18(channels: int) -> ResNet:
+def resnet18(channels: int, last_relu: bool = True) -> ResNet:
     """The ImageNet network of He et al. 2015: four stages of two blocks, 512 features."""
     stem = nn.Sequential(_convolution(channels, 64, 7, 2), _norm(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
-    return ResNet(stem, [64, 128, 256, 512], blocks=2, projection=True)
-
-
-def resnet18_linear(channels: int) -> nn.Module:
-    """The same without its last ReLU, as iCaRL takes its features."""
-    return _without_last_relu(resnet18(channels))
-
-
-def _without_last_relu(network: ResNet) -> nn.Module:
-    last = network.body[-1]
-    assert isinstance(last, ResidualBlock)
-    last.last_relu = False
-    return network
+    return ResNet(stem, [64, 128, 256, 512], blocks=2, projection=True, last_relu=last_relu)
 
 
 def small(channels: int) -> nn.Module:
@@ -194,9 +181,9 @@ LIBRARIES: dict[str, Callable[[str, bool], nn.Module]] = {"timm": _timm, "torchv
 
 BACKBONES: dict[str, Callable[[int], nn.Module]] = {
     "resnet32": resnet32,
-    "resnet32-linear": resnet32_linear,
+    "resnet32-linear": functools.partial(resnet32, last_relu=False),  # as iCaRL takes its features
     "resnet18": resnet18,
-    "resnet18-linear": resnet18_linear,
+    "resnet18-linear": functools.partial(resnet18, last_relu=False),
     "small": small,
     "efficientnet-lite0": efficientnet_lite0,
 }

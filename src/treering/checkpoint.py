@@ -24,10 +24,10 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import filelock
 import numpy as np
@@ -46,6 +46,8 @@ from treering.trainer import restore_generator
 from treering.version import __version__
 
 logger = logging.getLogger(__name__)
+
+Content = TypeVar("Content")
 
 FORMAT = "treering model"
 FORMAT_VERSION = 1
@@ -203,14 +205,18 @@ def _clean(path: Path, keep: int | None) -> None:
 
 def load(path: Path, backbone: nn.Module | None, device: torch.device) -> Model:
     """The model that the folder holds."""
+    return consistently(path, lambda manifest: _read_model(path, manifest, backbone, device))
+
+
+def consistently(path: Path, read: Callable[[dict[str, Any]], Content]) -> Content:
+    """What `read` makes of the manifest and its files; again if a writer cleans up a version while it is read."""
     while True:
         manifest = read_manifest(path)
         try:
-            return _read_model(path, manifest, backbone, device)
-        except TreeringError:
+            return read(manifest)
+        except (TreeringError, FileNotFoundError):
             if read_manifest(path) == manifest:
                 raise
-            # A writer has just put a new version in its place and cleaned up: read that one.
 
 
 def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None, device: torch.device) -> Model:

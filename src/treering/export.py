@@ -38,7 +38,7 @@ class Deployed(nn.Module):
         self.register_buffer("columns", torch.tensor(columns))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.network.logits(self.network.extract(images)).index_select(1, self.columns).softmax(1)
+        return self.network(images).index_select(1, self.columns).softmax(1)
 
 
 def export(learner: Learner, out: Path) -> float:

@@ -10,26 +10,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from treering.recipe import Budget
-
 
 class Memory:
     """Exemplars as uint8 images, per class best first. The budget is kept by whoever calls `shrink` before `store`."""
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self) -> None:
         self.exemplars: dict[int, Tensor] = {}
         """Class (its column) -> n x C x H x W, ranked."""
 
     def __len__(self) -> int:
         return sum(len(images) for images in self.exemplars.values())
-
-    def __contains__(self, label: int) -> bool:
-        return label in self.exemplars
-
-    def require_room(self, classes: int) -> None:
-        """Raise if the budget has not even one exemplar for each of `classes` classes."""
-        self.budget.quota(classes)
 
     def largest_class(self) -> int:
         """The most exemplars any class has: what balanced fine-tuning cuts the new classes to [4]."""

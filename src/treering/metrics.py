@@ -6,6 +6,7 @@ Accuracies are percentages. A `history` holds, for each step of a run, the accur
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import torch
@@ -69,10 +70,7 @@ def forgetting(history: Sequence[Sequence[float]]) -> list[float]:
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and sample standard deviation over class orders; one order has no deviation."""
-    mean = average(values)
-    if len(values) < 2:
-        return mean, None
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return average(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def paired_t_test(ours: Sequence[float], theirs: Sequence[float]) -> float | None:

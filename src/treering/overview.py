@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,7 @@ class Overview:
 
 def of(path: Path) -> Overview:
     """The folder's own record, without loading the network."""
-    manifest = checkpoint.read_manifest(path)
-    try:
-        return _read(path, manifest)
-    except (TreeringError, FileNotFoundError):
-        if checkpoint.read_manifest(path) == manifest:
-            raise
-        return of(path)  # a writer has just put a new version in its place
+    return checkpoint.consistently(path, functools.partial(_read, path))
 
 
 def _read(path: Path, manifest: dict[str, Any]) -> Overview:

@@ -27,7 +27,6 @@ from treering import checkpoint, division, files, images, in_flight, methods, pi
 from treering.errors import TreeringError, is_out_of_memory
 from treering.images import LoadedFolder
 from treering.learner import Learner
-from treering.methods.base import StagePlan
 from treering.model import Model
 from treering.pixels import Images
 from treering.recipe import Recipe, Run
@@ -358,12 +357,8 @@ def _image_passes(model: Model | None, recipe: Recipe, names: Sequence[str]) -> 
     """How many images the step is going to train on, all epochs together."""
     exemplars = model.method.memory.exemplars if model else {}
     memory = {str(model.classes[column]): len(part) for column, part in exemplars.items()} if model else {}
-    passes = StagePlan.of(len(names) + sum(memory.values()), recipe.training, recipe).image_passes
-    if memory and recipe.method == "eeil" and recipe.balanced.epochs:
-        largest = max(memory.values())
-        fresh = sum(min(count, largest) for name, count in Counter(names).items() if name not in memory)
-        passes += StagePlan.of(sum(memory.values()) + fresh, recipe.balanced, recipe).image_passes
-    return passes
+    stages = methods.find(recipe.method).plan_step(recipe, Counter(names), memory)
+    return sum(stage.image_passes for stage in stages)
 
 
 def _seconds(passes: int, recipe: Recipe, size: int, device: torch.device, distils: bool) -> float:

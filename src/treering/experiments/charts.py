@@ -221,9 +221,7 @@ def _part(setting: Setting) -> str:
 
 def groups(results: Sequence[Result]) -> list[Group]:
     """What is comparable, together; methods without a memory, and the upper bound, are in every group they fit."""
-    runs: dict[Setting, list[Result]] = {}
-    for result in results:
-        runs.setdefault(tables.setting_of(result), []).append(result)
+    runs = tables.by_setting(results)
     members: dict[Setting, list[Setting]] = {}
     # Those with exemplars open the groups; then come GEM, which selects none, and those without memory.
     for setting in sorted(runs, key=lambda setting: (not setting.selection, not setting.memory[1], *sort_key(setting))):
@@ -318,8 +316,7 @@ def _accuracy_after(step: int) -> Callable[[Result], float | None]:
 def _mean_and_deviation(
     runs: Iterable[Result], metric: Callable[[Result], float | None]
 ) -> tuple[float | None, float | None]:
-    values = list(tables.by_order(runs, metric).values())
-    mean, deviation = metrics.mean_and_deviation(values) if values else (None, None)
+    mean, deviation = tables.over_orders(runs, metric)
     return shown(mean), shown(deviation)
 
 

@@ -166,7 +166,7 @@ def show_plan(console: Console, recipes: Sequence[Recipe], folder: Path, results
     for recipe in recipes:
         facts = data.PAPER[recipe.run.dataset]
         steps = split_steps(range(facts.classes), recipe.run.classes_per_step)
-        plan = methods.find(recipe.method).plan(recipe, [[facts.images_per_class] * len(step) for step in steps])
+        plan = methods.find(recipe.method).plan(recipe, [dict.fromkeys(step, facts.images_per_class) for step in steps])
         passes = sum(stage.image_passes for step in plan for stage in step)
         network = (recipe.backbone, facts.side, recipe.optimizer.batch_size, recipe.engine)
         if network not in rates:

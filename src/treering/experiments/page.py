@@ -127,7 +127,9 @@ def _cards(results: Sequence[Result]) -> list[str]:
         title = f"{_method(cell.setting)}, {charts.steps_name(cell.setting)}"
         under = f"paper {tables.with_deviation(cell.paper, cell.paper_deviation)} {_difference(cell)}"
         made.append(_card(title, _ours(cell), under))
-    against_icarl = next(test for test in tables.comparisons(results) if test.paper and test.steps == "10")
+    against_icarl = next(
+        test for test in tables.comparisons(results) if test.paper and test.setting.classes_per_step == 10
+    )
     if against_icarl.lead is not None:
         published = (headline["eeil"].paper or 0) - (headline["icarl"].paper or 0)
         under = f"in {_counted(against_icarl.orders, 'class order')}; paper {tables.signed(published)}"
@@ -362,13 +364,13 @@ def _beyond(results: Sequence[Result]) -> str:
 def _tests(tests: Sequence[Comparison]) -> str:
     """A row for each setting, a column for each rival."""
     rivals = [rival for rival in tables.RIVALS if any(test.rival == rival for test in tests)]
-    rows: dict[tuple[str, ...], dict[str, Comparison]] = {}
+    rows: dict[Setting, dict[str, Comparison]] = {}
     for test in tests:
-        where = f"{test.steps} classes per step, memory {test.memory}, {test.selection}"
-        setting = (tables.dataset_name(test.dataset), where)
-        rows.setdefault(setting, {})[test.rival] = test
+        rows.setdefault(test.setting, {})[test.rival] = test
     lines = []
-    for (dataset, where), row in rows.items():
+    for setting, row in rows.items():
+        dataset = tables.dataset_name(setting.dataset)
+        where = f"{setting.steps} classes per step, memory {setting.memory_name}, {setting.selection}"
         cells = "".join(_test_cell(row[rival]) if rival in row else "<td></td>" for rival in rivals)
         lines.append(f'<tr><th scope="row">{escape(dataset)}<small>{escape(where)}</small></th>{cells}</tr>')
     intro = (

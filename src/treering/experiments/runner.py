@@ -94,7 +94,7 @@ class StreamRun:
         self.stream = Stream(images, recipe.run.classes_per_step, recipe.run.order)
         counts = torch.bincount(images.train_labels, minlength=len(images.class_names)).tolist()
         planned = methods.find(recipe.method).plan(
-            recipe, [[counts[label] for label in classes] for classes in self.stream.steps]
+            recipe, [{label: counts[label] for label in classes} for classes in self.stream.steps]
         )
         self.image_passes_planned = sum(stage.image_passes for step in planned for stage in step)
 

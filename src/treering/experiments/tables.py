@@ -112,12 +112,12 @@ class Cell:
     @property
     def mean(self) -> float | None:
         """Ours, over the class orders; none if it was not run or, for want of a second step, has no value."""
-        return self._over_orders(METRICS[self.metric])[0]
+        return over_orders(self.runs, METRICS[self.metric])[0]
 
     @property
     def deviation(self) -> float | None:
         """Sample standard deviation over the class orders, of two or more."""
-        return self._over_orders(METRICS[self.metric])[1]
+        return over_orders(self.runs, METRICS[self.metric])[1]
 
     @property
     def difference(self) -> float | None:
@@ -128,21 +128,15 @@ class Cell:
     def mean_with_first(self) -> float | None:
         """Ours with the first step included, where the number is an average over steps."""
         metric = METRICS_WITH_FIRST.get(self.metric)
-        return self._over_orders(metric)[0] if metric else None
-
-    def _over_orders(self, metric: Callable[[Result], float | None]) -> tuple[float | None, float | None]:
-        values = list(by_order(self.runs, metric).values())
-        return metrics.mean_and_deviation(values) if values else (None, None)
+        return over_orders(self.runs, metric)[0] if metric else None
 
 
 @dataclass(frozen=True)
 class Comparison:
     """EEIL against one rival under the same settings, over the class orders that both have."""
 
-    dataset: str
-    steps: str
-    memory: str
-    selection: str
+    setting: Setting
+    """EEIL's."""
     rival: str
     orders: int
     lead: float | None
@@ -181,6 +175,12 @@ def by_order(runs: Iterable[Result], metric: Callable[[Result], float | None]) -
         if value is not None:
             values.setdefault(run["order"], []).append(value)
     return {order: metrics.average(seeds) for order, seeds in values.items()}
+
+
+def over_orders(runs: Iterable[Result], metric: Callable[[Result], float | None]) -> tuple[float | None, float | None]:
+    """Mean and deviation over the class orders, where there are any."""
+    values = list(by_order(runs, metric).values())
+    return metrics.mean_and_deviation(values) if values else (None, None)
 
 
 @cache
@@ -276,7 +276,8 @@ def setting_of(result: Result) -> Setting:
     return Setting(str(result["dataset"]), steps, str(result["method"]), (kind, size), selection)
 
 
-def _by_setting(results: Sequence[Result]) -> dict[Setting, list[Result]]:
+def by_setting(results: Sequence[Result]) -> dict[Setting, list[Result]]:
+    """The runs of each cell."""
     runs: dict[Setting, list[Result]] = {}
     for result in results:
         runs.setdefault(setting_of(result), []).append(result)
@@ -285,7 +286,7 @@ def _by_setting(results: Sequence[Result]) -> dict[Setting, list[Result]]:
 
 def table(name: str, results: Sequence[Result]) -> list[Cell]:
     """The cells of a table of the paper, in its order."""
-    runs = _by_setting(results)
+    runs = by_setting(results)
     cells = []
     for row in paper_rows():
         if row["table"] != name:
@@ -324,7 +325,7 @@ def _paper_setting(row: dict[str, str]) -> Setting:
 def beyond_the_paper(results: Sequence[Result]) -> list[Cell]:
     """What was run and is in none of the paper's tables: datasets, methods and settings of one's own."""
     known = {_paper_setting(row) for row in paper_rows()}
-    runs = _by_setting(results)
+    runs = by_setting(results)
     return [Cell(setting, tuple(runs[setting])) for setting in sorted(runs.keys() - known, key=sort_key)]
 
 
@@ -355,9 +356,7 @@ def dataset_name(dataset: str) -> str:
 def comparisons(results: Sequence[Result]) -> list[Comparison]:
     """EEIL against every rival that was run in two or more of its class orders; the paper's tests are always in."""
     paper_p_values = {int(row["classes_per_step"]): row["p_value_eeil_vs_icarl"] for row in _rows("ttest.csv")}
-    runs: dict[Setting, list[Result]] = {}
-    for result in results:
-        runs.setdefault(setting_of(result), []).append(result)
+    runs = by_setting(results)
     published = {
         Setting("cifar100", steps, "eeil", ("total", 2000), "herding"): p_value
         for steps, p_value in paper_p_values.items()
@@ -374,8 +373,7 @@ def comparisons(results: Sequence[Result]) -> list[Comparison]:
                 pairs = [ours[order] for order in both], [theirs[order] for order in both]
                 lead = metrics.average(pairs[0]) - metrics.average(pairs[1]) if both else None
                 p_value = metrics.paired_t_test(*pairs) if both else None
-                names = (setting.dataset, setting.steps, setting.memory_name, setting.selection)
-                found.append(Comparison(*names, rival, len(both), lead, p_value, paper))
+                found.append(Comparison(setting, rival, len(both), lead, p_value, paper))
     return found
 
 
@@ -388,15 +386,13 @@ def is_comparable(other: Setting, setting: Setting) -> bool:
 
 def markdown(results: Sequence[Result]) -> str:
     """For the README: the measured rows of those of the paper's tables that have any, and how many they lack."""
+    header = ("classes per step", "method", "memory", "paper", "ours", "ours, first step included", "minutes")
     parts = []
     for name, title in TITLES.items():
         cells = table(name, results)
         measured = [cell for cell in cells if cell.runs]
         if measured:
-            parts.append(f"### {title}\n")
-            parts.append("| classes per step | method | memory | paper | ours | ours, first step included | minutes |")
-            parts.append("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
-            parts += [*(_line(name, cell) for cell in measured), ""]
+            parts += [f"### {title}\n", *_head(header), *(_line(name, cell) for cell in measured), ""]
             missing = len(cells) - len(measured)
             if missing:
                 parts.append(f"Not run yet: {missing} of the paper's {len(cells)} numbers.\n")
@@ -444,7 +440,9 @@ def report_markdown(results: Sequence[Result]) -> str:
     setting_names = ("dataset", "classes per step", "memory", "selection")
     parts += _head((*setting_names, "against", "lead of EEIL", "orders", "p", "p, paper"))
     for test in comparisons(results):
-        told = (dataset_name(test.dataset), test.steps, test.memory, test.selection, method_name(test.rival))
+        setting = test.setting
+        names = (dataset_name(setting.dataset), setting.steps, setting.memory_name, setting.selection)
+        told = (*names, method_name(test.rival))
         parts.append(markdown_row([*told, signed(test.lead), str(test.orders or ""), tested(test), test.paper]))
     parts.append("")
     others = beyond_the_paper(results)
@@ -464,8 +462,7 @@ def report_markdown(results: Sequence[Result]) -> str:
 
 def last_step(cell: Cell) -> float | None:
     """Accuracy after the last step, over the class orders."""
-    values = by_order(cell.runs, lambda run: run["accuracy"][-1])
-    return metrics.average(list(values.values())) if values else None
+    return over_orders(cell.runs, lambda run: run["accuracy"][-1])[0]
 
 
 def row_name(name: str, setting: Setting) -> str:

@@ -53,19 +53,8 @@ class StagePlan:
         return cls(count, batch_size * batches * schedule.epochs)
 
 
-def memory_before(recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The exemplars of each class in memory before each step of a stream of new classes."""
-    recipe.memory.quota(sum(map(len, steps)))  # raises unless there is room for all
-    memory: list[list[int]] = [[]]
-    for step in steps:
-        known = [*memory[-1], *step]
-        quota = recipe.memory.quota(len(known))
-        memory.append([min(images, quota) for images in known])
-    return memory[:-1]
-
-
 class Method(ABC):
-    """A way to learn a step. Subclasses define `learn_step`, its `loss` and its `plan`."""
+    """A way to learn a step. Subclasses define `learn_step`, its `loss` and, if it has other stages, `plan_step`."""
 
     keeps_memory = True
     """Whether the method stores exemplars within the recipe's budget."""
@@ -78,7 +67,7 @@ class Method(ABC):
         self.recipe = recipe
         self.network = network
         self.generator = generator
-        self.memory = Memory(recipe.memory)
+        self.memory = Memory()
         fast = recipe.engine == "fast" and generator.device.type == "cuda"
         network.mixed_precision = fast
         network.kernels = fast and fused.available()
@@ -116,9 +105,28 @@ class Method(ABC):
         """The loss of a batch; part of the captured update, so it may not depend on anything that changes."""
 
     @classmethod
-    @abstractmethod
-    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
+    def plan_step(cls, recipe: Recipe, step: Mapping[Any, int], memory: Mapping[Any, int]) -> list[StagePlan]:
+        """The stages of a step, given how many images each of its classes and each class in memory has."""
+        return [StagePlan.of(sum(step.values()) + sum(memory.values()), recipe.training, recipe)]
+
+    @classmethod
+    def memory_before(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[dict[Any, int]]:
+        """The images of each class in memory before each step of a stream of new classes."""
+        memory: list[dict[Any, int]] = [{}]
+        if not cls.keeps_memory:
+            return memory * len(steps)
+        recipe.memory.quota(sum(map(len, steps)))  # raises unless there is room for all
+        for step in steps[:-1]:
+            known = memory[-1] | dict(step)
+            quota = recipe.memory.quota(len(known))
+            memory.append({label: min(images, quota) for label, images in known.items()})
+        return memory
+
+    @classmethod
+    def plan(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[list[StagePlan]]:
         """The stages of each step of a stream of new classes; `steps` holds the images of each class of each step."""
+        before = cls.memory_before(recipe, steps)
+        return [cls.plan_step(recipe, step, memory) for step, memory in zip(steps, before, strict=True)]
 
     def with_exemplars(self, step: Step) -> tuple[Images, Tensor]:
         """The step's images and every exemplar in memory, and their labels."""
@@ -198,15 +206,18 @@ class Method(ABC):
             candidates[label] = pixels.join([exemplars, candidates[label][fresh.to(exemplars.device)]])
         return candidates
 
+    def require_room(self, step: Step) -> None:
+        """Raise if the budget has not even one exemplar for each class."""
+        self.recipe.memory.quota(self.network.classes + step.new_classes)
+
     def resize_memory(self, size: int) -> None:
         """Set another size of the budget; images that were removed before do not come back."""
         if size != self.recipe.memory.size:
             self.recipe = replace(self.recipe, memory=replace(self.recipe.memory, size=size))
-            self.memory.budget = self.recipe.memory
 
     def update_memory(self, candidates: dict[int, Images]) -> None:
         """Shrink the classes in memory from the end, then store the best of the step's classes [3.1]."""
-        quota = self.memory.budget.quota(self.network.classes)
+        quota = self.recipe.memory.quota(self.network.classes)
         self.memory.shrink(quota)
         for label, ranked in self.rank(candidates, quota).items():
             self.memory.store(label, ranked)
@@ -228,6 +239,6 @@ class Method(ABC):
         self.network.resize(snapshot["columns"])
         self.network.load_tensors(snapshot["head_sizes"], snapshot["tensors"])
         self.memory.exemplars = dict(snapshot["exemplars"])
-        self.recipe, self.memory.budget = snapshot["recipe"], snapshot["recipe"].memory
+        self.recipe = snapshot["recipe"]
         restore_generator(self.generator, snapshot["generator"])
         self.network.load_unsaved(snapshot["unsaved"])

@@ -8,13 +8,14 @@ The ablations of table 2b are settings of the recipe: `augmentation.kind = "none
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from treering import fused, losses
 from treering.memory import together
-from treering.methods.base import Method, StagePlan, Step, memory_before
+from treering.methods.base import Method, StagePlan, Step
 from treering.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class EEIL(Method):
 
     def learn_step(self, step: Step) -> None:
         network, memory, recipe = self.network, self.memory, self.recipe
-        memory.require_room(network.classes + step.new_classes)
+        self.require_room(step)
 
         # Stage 1: the training set is the new images and every exemplar; each image is labelled for distillation by
         # all old heads as they are now, before training.
@@ -65,11 +66,11 @@ class EEIL(Method):
         return names[augmented, balanced]
 
     @classmethod
-    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
-        stages = []
-        for step, memory in zip(steps, memory_before(recipe, steps), strict=True):
-            stages.append([StagePlan.of(sum(step) + sum(memory), recipe.training, recipe)])
-            if memory and recipe.balanced.epochs:
-                balanced = sum(memory) + sum(min(images, max(memory)) for images in step)
-                stages[-1].append(StagePlan.of(balanced, recipe.balanced, recipe))
+    def plan_step(cls, recipe: Recipe, step: Mapping[Any, int], memory: Mapping[Any, int]) -> list[StagePlan]:
+        stages = super().plan_step(recipe, step, memory)
+        if memory and recipe.balanced.epochs:
+            largest = max(memory.values())
+            cut = {label: min(images + memory.get(label, 0), largest) for label, images in step.items()}
+            balanced = sum((dict(memory) | cut).values())
+            stages.append(StagePlan.of(balanced, recipe.balanced, recipe))
         return stages

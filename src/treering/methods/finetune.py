@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from treering import losses
-from treering.methods.base import Method, StagePlan, Step
-from treering.recipe import Recipe
+from treering.methods.base import Method, Step
 
 
 class FineTuning(Method):
@@ -23,7 +20,3 @@ class FineTuning(Method):
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         return losses.cross_entropy(logits_NC, labels_N)
-
-    @classmethod
-    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
-        return [[StagePlan.of(sum(step), recipe.training, recipe)] for step in steps]

@@ -7,7 +7,7 @@ in `task_aware_accuracy`. Unknown task: the same network read out over all class
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,15 @@ class GEM(Method):
         return F.cross_entropy(logits_NC.masked_fill(~own_NC, -torch.inf), labels_N)
 
     @classmethod
-    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
-        stages = []
-        for past_tasks, step in enumerate(steps):
-            plan = StagePlan.of(sum(step), recipe.training, recipe)
-            updates = plan.image_passes // batch_plan(plan.images, recipe.optimizer)[0]
-            stages.append([StagePlan(plan.images, plan.image_passes + updates * past_tasks * recipe.memory.size)])
-        return stages
+    def memory_before(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[dict[Any, int]]:
+        return [dict.fromkeys(range(past_tasks), recipe.memory.size) for past_tasks in range(len(steps))]
+
+    @classmethod
+    def plan_step(cls, recipe: Recipe, step: Mapping[Any, int], memory: Mapping[Any, int]) -> list[StagePlan]:
+        """Each update passes the memory through the network too."""
+        plan = StagePlan.of(sum(step.values()), recipe.training, recipe)
+        updates = plan.image_passes // batch_plan(plan.images, recipe.optimizer)[0]
+        return [StagePlan(plan.images, plan.image_passes + updates * sum(memory.values()))]
 
     def prepare(self, images: int) -> None:
         """Capture the gradients over the memory too."""

@@ -7,7 +7,7 @@ differ from EEIL's: see the ready recipes whose names end in icarl.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from treering import augment, pixels
-from treering.methods.base import Method, StagePlan, Step, memory_before
+from treering.methods.base import Method, Step
 from treering.network import IncrementalNetwork
 from treering.pixels import Images
 from treering.recipe import Recipe
@@ -34,7 +34,7 @@ class ICaRL(Method):
         self._class_means: Tensor | None = None
 
     def learn_step(self, step: Step) -> None:
-        self.memory.require_room(self.network.classes + step.new_classes)
+        self.require_room(step)
         self.learn_outputs(*self.with_exemplars(step), step.new_classes)
         self.update_memory(self.candidates(step))
         self._class_means = None
@@ -86,8 +86,3 @@ class ICaRL(Method):
         """Go back to `snapshot`."""
         super().restore(snapshot)
         self._class_means = None
-
-    @classmethod
-    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
-        together = zip(steps, memory_before(recipe, steps), strict=True)
-        return [[StagePlan.of(sum(step) + sum(memory), recipe.training, recipe)] for step, memory in together]

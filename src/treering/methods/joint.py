@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from treering import losses, pixels
-from treering.methods.base import Method, StagePlan, Step
+from treering.methods.base import Method, Step
 from treering.network import IncrementalNetwork
 from treering.recipe import Recipe
 
@@ -40,10 +41,9 @@ class Joint(Method):
         self.network.add_head(classes, self.generator)
         self.trainer.fit("training", self.training_set(*self.memory.contents()), self.recipe.training)
 
+    @classmethod
+    def memory_before(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[dict[Any, int]]:
+        return [dict(item for step in steps[:number] for item in step.items()) for number in range(len(steps))]
+
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         return losses.cross_entropy(logits_NC, labels_N)
-
-    @classmethod
-    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
-        so_far = [sum(sum(step) for step in steps[: number + 1]) for number in range(len(steps))]
-        return [[StagePlan.of(images, recipe.training, recipe)] for images in so_far]

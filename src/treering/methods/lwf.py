@@ -5,13 +5,12 @@ iCaRL's training without exemplars, read out by the network's own outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from treering.methods.base import StagePlan, Step
+from treering.methods.base import Step
 from treering.methods.icarl import ICaRL
-from treering.recipe import Recipe
 
 
 class LwFMC(ICaRL):
@@ -26,7 +25,3 @@ class LwFMC(ICaRL):
     def probabilities(self, images: Tensor) -> Tensor:
         """N x classes: the sigmoid outputs, scaled to sum to 1."""
         return self.network_outputs(images)
-
-    @classmethod
-    def plan(cls, recipe: Recipe, steps: Sequence[Sequence[int]]) -> list[list[StagePlan]]:
-        return [[StagePlan.of(sum(step), recipe.training, recipe)] for step in steps]
