@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,11 @@ from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule,
 from treering.methods import Method
 
 torch.set_num_threads(1)
+
+# The same examples each time, however slow the machine: `pytest --hypothesis-profile explore` looks for others.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", deadline=None)
+hypothesis.settings.load_profile("same")
 
 SIDE = 8
 RECIPE = Recipe(

@@ -118,23 +118,23 @@ class Ticks:
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
         """Count from here on: everything, or what happens where files are written and photos put away."""
-        places = {files: "write", pixels.PixelFile: "append"}
-        before = {owner: getattr(owner, name) for owner, name in places.items()}
-        for owner, name in places.items():
-            setattr(owner, name, self._watched(before[owner]))
+        places: list[tuple[Any, str]] = [(files, "write"), (files, "flush"), (pixels.PixelFile, "append")]
+        before = [getattr(owner, name) for owner, name in places]
+        for (owner, name), function in zip(places, before, strict=True):
+            setattr(owner, name, self._watched(function))
         sys.setprofile(self)
         try:
             yield
         finally:
             sys.setprofile(None)
-            for owner, name in places.items():
-                setattr(owner, name, before[owner])
+            for (owner, name), function in zip(places, before, strict=True):
+                setattr(owner, name, function)
 
     def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*arguments: Any) -> Any:
+        def watched(*arguments: Any, **settings: Any) -> Any:
             self.writing += 1
             try:
-                return function(*arguments)
+                return function(*arguments, **settings)
             finally:
                 self.writing -= 1
 

@@ -35,14 +35,14 @@ def assert_pixels(seen: Tensor, expected: list[np.ndarray]) -> None:
 IMAGES = st.builds(random_images, st.integers(0, 2**31), st.just(3), st.sampled_from([1, 3]), *[st.integers(1, 7)] * 2)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(images=IMAGES, shifts=st.lists(st.floats(-300, 300), min_size=3, max_size=3))
 def test_brightness_adds_one_value_to_all_pixels_of_an_image_and_clips(images: Tensor, shifts: list[float]):
     seen = augment.brightness(images.double(), torch.tensor(shifts, dtype=torch.float64))
     assert_pixels(seen, [oracles.brightness(image, shift) for image, shift in zip(images.numpy(), shifts, strict=True)])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(images=IMAGES, factors=st.lists(st.floats(0, 5), min_size=3, max_size=3))
 def test_contrast_scales_about_the_mean_of_each_channel_of_the_image_and_clips(images: Tensor, factors: list[float]):
     seen = augment.contrast(images.double(), torch.tensor(factors, dtype=torch.float64))
@@ -60,7 +60,7 @@ def test_brightness_and_contrast_clip_to_0_and_255():
     assert stretched == pytest.approx([0, (100 - mean) * 1.8 + mean, (200 - mean) * 1.8 + mean, 255])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(images=IMAGES, data=st.data())
 def test_crop_takes_each_images_own_window(images: Tensor, data: st.DataObject):
     height, width = images.shape[2:]
@@ -72,7 +72,7 @@ def test_crop_takes_each_images_own_window(images: Tensor, data: st.DataObject):
     assert_pixels(seen, [oracles.crop(image, top, left, size) for image, top, left in corners])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(images=IMAGES)
 def test_mirror_swaps_left_and_right(images: Tensor):
     assert_pixels(augment.mirror(images), [oracles.mirror(image) for image in images.numpy()])

@@ -357,7 +357,7 @@ def test_a_model_that_cannot_be_written_stays_as_it_was(
     assert command("learn", tmp_path / "model", folder, *TINY).code == 0
     before = learnt(tmp_path / "model")
 
-    def full(file: Path, content: bytes) -> None:
+    def full(file: Path, content: bytes, flushed: bool = True) -> None:
         raise OSError(code, os.strerror(code), str(file))
 
     later = write_photos(tmp_path / "later", {"owl": 2})
@@ -507,7 +507,7 @@ def build(folder: Path, content: list[tuple[str, list[str]]], loose: list[str]) 
     st.lists(entries.filter(lambda kind: not kind.startswith("link")), max_size=2),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_folder_ends_in_a_traceback(
     model: Path, content: list[tuple[str, list[str]]], loose: list[str], for_real: bool
 ) -> None:

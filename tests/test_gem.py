@@ -95,7 +95,7 @@ def gradients(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return np.array(draw(vectors)), np.array(draw(st.lists(vectors, min_size=1, max_size=5)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(gradients(), st.sampled_from([0.0, 0.5, 2.0]))
 def test_the_projected_gradient_is_the_best_of_all_active_sets(
     given_: tuple[np.ndarray, np.ndarray], margin: float
@@ -330,7 +330,7 @@ def test_a_diverged_training_is_an_error() -> None:
 UNTRAINED = Schedule(epochs=0, lr=0.1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     steps=st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=4),
     more=st.integers(0, 3),

@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import unicodedata
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,18 @@ def test_an_orientation_that_does_not_exist_is_none(tmp_path: Path, orientation:
     close_to(images.read(written(tmp_path, Image.fromarray(quadrants()), "PNG", exif=exif), 40), COLOURS, 0)
 
 
+def test_reading_in_several_threads_leaves_the_warnings_as_they_were() -> None:
+    before = list(warnings.filters)
+    first, second = images.decoding(), images.decoding()
+    for enter in (first.__enter__, second.__enter__):
+        enter()
+    assert warnings.filters != before
+    first.__exit__(None, None, None)
+    assert warnings.filters != before
+    second.__exit__(None, None, None)
+    assert warnings.filters == before
+
+
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
@@ -177,7 +190,7 @@ def test_colours_of_16_bits_become_8(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 255), min_size=4, max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_transparent_shows_white_below(rgba: list[int]) -> None:
     buffer = io.BytesIO()
     Image.new("RGBA", (5, 3), tuple(rgba)).save(buffer, "PNG")
@@ -210,7 +223,7 @@ def test_a_transparent_colour_of_a_grey_or_rgb_png_is_white(tmp_path: Path) -> N
 @given(
     st.integers(1, 70), st.integers(1, 70), st.integers(1, 40), st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP"])
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_shape_becomes_the_square_asked_for(width: int, height: int, size: int, kind: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         image = Image.new("RGB", (width, height), (120, 130, 140))
@@ -276,7 +289,7 @@ GOOD = {kind: encoded(kind) for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF")}
     st.floats(0, 1),
     st.sampled_from(["keep", "cut", "double"]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @pytest.mark.filterwarnings("default")
 def test_damaged_bytes_are_pixels_or_a_reason(
     kind: str, changes: list[tuple[float, bytes]], end: float, what: str
@@ -303,7 +316,7 @@ def test_damaged_bytes_are_pixels_or_a_reason(
 @given(
     st.binary(max_size=400), st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF"])
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @pytest.mark.filterwarnings("default")
 def test_any_bytes_are_pixels_or_a_reason(content: bytes, start: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import enum
 import hashlib
+import multiprocessing
 import pickle
 import random
+import signal
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +51,7 @@ from treering import (
     augment,
     methods,
 )
+from treering.network import IncrementalNetwork
 from treering.trainer import BatchUpdate
 
 LONG = {"training": Schedule(epochs=15, lr=0.1), "balanced": Schedule(epochs=8, lr=0.02)}
@@ -626,7 +630,7 @@ BUDGETS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, database=None)
+@settings(max_examples=25, database=None)
 @given(steps=STEPS, budget=BUDGETS, seed=st.integers(0, 3))
 def test_any_stream_and_any_budget_keep_the_laws_of_the_memory(
     steps: list[dict[str, int]], budget: Budget, seed: int
@@ -979,6 +983,103 @@ def test_a_pickled_learner_goes_on_alike() -> None:
     for one in (learner, again):
         one.partial_fit(*examples({2: 6}))
     assert state_of(again) == state_of(learner)
+
+
+@pytest.mark.parametrize("backbone", ["small", "resnet32"])
+def test_a_pickle_is_as_large_as_what_is_learnt(backbone: str) -> None:
+    learner = tiny_learner(backbone=backbone, memory=4, training=Schedule(epochs=1, lr=0.05))
+    learner.partial_fit(*examples({0: 6, 1: 6})).partial_fit(*examples({2: 6}))
+    weights = sum(tensor.nbytes for tensor in method_of(learner).network.tensors().values())
+    before = state_of(learner)
+    assert len(pickle.dumps(learner)) < 1.1 * weights + 50_000
+    assert state_of(learner) == before
+    again = pickle.loads(pickle.dumps(learner))
+    held = {part.untyped_storage().data_ptr(): part.untyped_storage() for part in network_of(again).parameters()}
+    assert sum(map(len, held.values())) < 1.1 * weights
+
+
+def network_of(learner: Learner) -> nn.Module:
+    return method_of(learner).network
+
+
+HANDED_OVER = """
+import multiprocessing, sys
+from conftest import examples, tiny_learner
+from treering import Learner
+
+def work(learner):
+    learner.partial_fit(*examples({2: 4}))
+    sys.stdout.write(str(learner.classes_.tolist()))
+
+if __name__ == "__main__":
+    learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
+    process = multiprocessing.get_context(sys.argv[2]).Process(target=work, args=(learner,))
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("way", ["spawn", "forkserver"])
+def test_a_learner_can_be_handed_to_a_new_process(tmp_path: Path, way: str) -> None:
+    if way not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {way} here")
+    script = tmp_path / "handing.py"  # which the new process imports
+    script.write_text(HANDED_OVER)
+    run = run_python("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", script, way)
+    assert (run.returncode, run.stdout) == (0, "[0, 1, 2]"), run.stderr
+
+
+def test_a_copy_leaves_behind_what_told_the_progress() -> None:
+    lock = threading.Lock()
+
+    class Told:
+        def __init__(self) -> None:
+            self.lock = lock
+
+        def __call__(self, progress: Progress) -> None:
+            with self.lock:
+                pass
+
+    learner = tiny_learner(memory=10, progress=Told()).partial_fit(*examples({0: 6, 1: 6}))
+    assert state_of(copy.copy(learner)) == state_of(learner)
+
+
+def test_a_second_interruption_waits_until_the_learner_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
+    before, load_tensors = state_of(learner), IncrementalNetwork.load_tensors
+
+    def interrupted_again(self: IncrementalNetwork, *arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        load_tensors(self, *arguments)
+
+    learner.progress = lambda progress: signal.raise_signal(signal.SIGINT)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(IncrementalNetwork, "load_tensors", interrupted_again)
+            learner.partial_fit(*examples({2: 6}))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert state_of(learner) == before
+
+
+def test_a_prediction_that_a_step_came_between_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
+    method, probabilities = method_of(learner), method_of(learner).probabilities
+
+    def meanwhile(images: Tensor) -> Tensor:
+        learner.progress = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            learner.partial_fit(*examples({2: 6}))
+        return probabilities(images)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(method, "probabilities", meanwhile)
+        with pytest.raises(TreeringError, match="another thread has begun a step: predict again"):
+            learner.predict(images_of([0, 1]))
+    assert learner.predict(images_of([0, 1])).shape == (2,)
 
 
 def test_labels_that_are_sets_have_one_order() -> None:

@@ -105,7 +105,7 @@ def test_distillation_gradient_agrees_with_finite_differences_of_equation_3():
         assert seen[row, column] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     head_sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     count=st.integers(1, 5),

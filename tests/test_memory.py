@@ -27,7 +27,7 @@ def places(images: Tensor) -> list[int]:
     return images[:, 0, 0, 1].tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(budget=BUDGETS, stream=STREAMS)
 def test_memory_never_holds_more_than_k_and_each_class_keeps_the_beginning_of_its_ranking(
     budget: Budget, stream: list[list[int]]
@@ -62,7 +62,7 @@ def test_memory_never_holds_more_than_k_and_each_class_keeps_the_beginning_of_it
         assert memory.largest_class() == max(map(len, expected.values()))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(size=st.integers(1, 3000), classes=st.integers(1, 3000))
 def test_a_total_budget_gives_each_class_the_largest_whole_share(size: int, classes: int):
     budget = Budget(kind="total", size=size)

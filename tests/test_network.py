@@ -59,7 +59,7 @@ def test_a_new_head_leaves_the_old_logits_bit_identical(rows: int):
         assert torch.equal(network.predict_logits(images)[:, :classes], before)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(head_sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5), spare=st.integers(0, 5))
 def test_heads_of_any_sizes_stand_side_by_side(head_sizes: list[int], spare: int):
     network = network_with(head_sizes, sum(head_sizes) + spare)

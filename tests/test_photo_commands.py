@@ -18,7 +18,7 @@ import torch
 from photo_helper import NOT_AN_IMAGE, TINY, command, write_bad, write_photos
 from PIL import Image
 
-from treering import Learner, Recipe, evaluation, images, overview, speed
+from treering import Budget, Learner, Recipe, evaluation, images, overview, speed
 from treering.evaluation import Evaluation, Prediction
 
 CLASSES = ["cat", "dog", "owl"]
@@ -528,6 +528,39 @@ def test_the_gallery_shows_every_exemplar_in_a_row_of_its_class(place: Path, lea
             assert shown.mean((0, 1)) == pytest.approx(exemplar.mean((0, 1)), abs=2)
         name = page[overview.GAP + row * cell :][: overview.THUMBNAIL, : overview.NAME_WIDTH]
         assert (name < 100).any(), "the class is written before its row"
+
+
+def test_a_gallery_counts_the_exemplars_beyond_those_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from conftest import examples, tiny_learner
+
+    monkeypatch.setattr(overview, "MOST_EXEMPLARS", 3)
+    learner = tiny_learner(backbone="small", memory=Budget("per-class", 9))
+    learner.partial_fit(*examples({"cat": 9, "dog": 2}))
+    overview.draw_gallery(learner, tmp_path / "gallery.png")
+    with Image.open(tmp_path / "gallery.png") as picture:
+        page = np.asarray(picture.convert("L"))
+    cell = overview.THUMBNAIL + overview.GAP
+    assert page.shape == (2 * cell + overview.GAP, overview.NAME_WIDTH + 4 * cell + overview.GAP)
+    counted = page[:, overview.NAME_WIDTH + 3 * cell :]
+    assert (counted[:cell] < 100).any(), "and 6"
+    assert (counted[cell:] == 255).all()
+
+
+def test_the_picture_of_a_thousand_classes_is_no_larger_than_a_page(tmp_path: Path) -> None:
+    names = [f"class {number}" for number in range(1000)]
+    matrix = np.eye(1000, dtype=int).tolist()
+    evaluation.draw_confusion(Evaluation(names, matrix, set(), []), tmp_path / "confusion.png")
+    with Image.open(tmp_path / "confusion.png") as picture:
+        assert max(picture.size) <= 4700
+
+
+def test_a_memory_too_small_for_the_classes_is_told_before_images_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = write_photos(tmp_path / "photos", dict.fromkeys("abcdefgh", 2))
+    monkeypatch.setattr(images, "load", lambda *arguments: pytest.fail("images are read"))
+    done = command("learn", tmp_path / "model", photos, *TINY, "--set", "memory.kind=total")
+    done.refused("a memory of 6 images cannot hold 8 classes")
 
 
 def test_a_model_without_exemplars_has_no_gallery(tmp_path: Path) -> None:

@@ -521,8 +521,8 @@ def test_predicting_at_any_write_gives_the_older_model_or_the_newer_one(
     path = models.copy(tmp_path / "model")
     write, seen = files.write, []
 
-    def meanwhile(file: Path, content: bytes) -> None:
-        write(file, content)
+    def meanwhile(file: Path, content: bytes, flushed: bool = True) -> None:
+        write(file, content, flushed)
         state = model_state(path)
         assert state in (models.before, models.after)
         seen.append((file.name, state == models.after))

@@ -123,7 +123,7 @@ def test_the_default_recipe_survives_a_file(tmp_path: Path):
     assert Recipe.read(tmp_path / "recipe.toml") == Recipe()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(recipe=RECIPES)
 def test_any_recipe_survives_toml_and_a_dict(recipe: Recipe):
     again = Recipe.from_dict(tomllib.loads(recipe.to_toml()))

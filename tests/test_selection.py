@@ -31,7 +31,7 @@ def test_the_recipes_rules_are_herding_random_and_histogram():
     assert selection.BINS == 10
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     classes=st.integers(1, 4),
     size=st.integers(1, 25),
@@ -77,7 +77,7 @@ def test_a_count_beyond_the_class_size_ranks_every_image_once(rule: str):
     assert [sorted(ranking.tolist()) for ranking in rankings] == [[0], list(range(9)), list(range(4))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     points=st.lists(st.tuples(st.integers(-1, 1), st.integers(-1, 1)), min_size=1, max_size=20),
     rule=st.sampled_from(RULES),
@@ -136,7 +136,7 @@ def test_random_ignores_the_features():
     assert near.tolist() == far.tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(size=st.integers(3, 80), dimensions=st.integers(1, 4), power=st.floats(0.3, 4), seed=st.integers(0, 2**31))
 def test_every_prefix_of_the_histogram_ranking_takes_from_each_bin_its_proportion(
     size: int, dimensions: int, power: float, seed: int

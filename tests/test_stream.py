@@ -91,7 +91,7 @@ def tiny_dataset(train_counts: list[int], test_counts: list[int], seed: int) -> 
     return Dataset("tiny", *images_and_labels(train_counts), *images_and_labels(test_counts), names)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     order=st.integers(0, 9),

@@ -44,10 +44,12 @@ def load(folder: str | os.PathLike[str]) -> Learner:
     return Learner.load(folder)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WITH_TORCH:
-        raise AttributeError(f"module 'treering' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"treering.{_WITH_TORCH[name]}"), name)
+if not TYPE_CHECKING:  # which knows the names from the imports above, and misspelt ones only without this
+
+    def __getattr__(name: str) -> Any:
+        if name not in _WITH_TORCH:
+            raise AttributeError(f"module 'treering' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"treering.{_WITH_TORCH[name]}"), name)
 
 
 def __dir__() -> list[str]:

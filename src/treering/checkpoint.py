@@ -24,6 +24,7 @@ import logging
 import os
 import platform
 import re
+import unicodedata
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,15 +79,18 @@ def writing(path: Path) -> Iterator[None]:
             finally:
                 (path / ".writer").unlink(missing_ok=True)
                 if not any(OURS.fullmatch(file.name) for file in path.iterdir() if file.name != ".lock"):
-                    (path / ".lock").unlink()
-                    if made:
-                        path.rmdir()
+                    with contextlib.suppress(PermissionError):  # Windows: only when it is released, and then by itself
+                        (path / ".lock").unlink()
     except filelock.Timeout:
         raise TreeringError(f"{_writer(path)} is writing {path}: wait until it has ended, then try again") from None
     except OSError as error:
         raise TreeringError(
             f"cannot save to {path}: {error.strerror or error}; what it held before is intact"
         ) from error
+    finally:
+        if made:
+            with contextlib.suppress(OSError):  # it holds something
+                path.rmdir()
 
 
 def _writer(path: Path) -> str:
@@ -128,7 +132,8 @@ def replace(model: Model, path: Path, keep: int) -> None:
         "saved": datetime.now(UTC).isoformat(),
         "versions": _versions(),
     }
-    if keep and _replaces_another(path, entries):
+    before = _sound_manifest(path)
+    if keep and before and before["files"] != entries:
         current, earlier = (path / "manifest.json").read_bytes(), earlier_versions(path)
         if not earlier or earlier[-1].read_bytes() != current:  # it is there already if a writer was killed just then
             (path / "previous").mkdir(exist_ok=True)
@@ -138,12 +143,12 @@ def replace(model: Model, path: Path, keep: int) -> None:
     _clean(path, keep)
 
 
-def _replaces_another(path: Path, entries: dict[str, Any]) -> bool:
-    """Whether the folder holds a sound model of other files than `entries`."""
+def _sound_manifest(path: Path) -> dict[str, Any] | None:
+    """What the folder says of its model, if it holds one."""
     try:
-        return bool(read_manifest(path)["files"] != entries)
+        return read_manifest(path)
     except TreeringError:
-        return False
+        return None
 
 
 def undo(path: str | os.PathLike[str]) -> None:
@@ -262,38 +267,45 @@ def _write_files(path: Path, model: Model) -> dict[str, Any]:
         {name: tensor.cpu().contiguous() for name, tensor in method.network.tensors().items()}
     )
     history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in model.history)
+    before = _sound_manifest(path)
+    on_disk = {entry["name"] for entry in _entries(before)} if before else set()
+    written: list[Path] = []
+
+    def put(prefix: str, content: bytes, suffix: str) -> dict[str, str]:
+        """Write one file under a name that holds its hash, unless it is there already."""
+        checksum = hashlib.sha256(content).hexdigest()
+        name = f"{prefix}{checksum[:12]}{suffix}"
+        file = path / name
+        if not (file.is_file() and file.read_bytes() == content):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            files.write(file, content, flushed=False)
+        elif name in on_disk:  # and not left by a writer that was killed, who may not have flushed it
+            return {"name": name, "sha256": checksum}
+        written.append(file)
+        return {"name": name, "sha256": checksum}
 
     def put_images(folder: str, images_by_class: Mapping[int, Tensor]) -> list[list[dict[str, str]]]:
         places = [f"{folder}/{label:04d}-{_slug(name)}" for label, name in enumerate(model.classes)]
         return [
             [
-                _put(path, f"{place}/{rank:04d}-", _encode(image), ".png")
+                put(f"{place}/{rank:04d}-", _encode(image), ".png")
                 for rank, image in enumerate(images_by_class.get(label, ()))
             ]
             for label, place in enumerate(places)
         ]
 
-    return {
-        "weights": _put(path, "weights-", weights, ".safetensors"),
-        "history": _put(path, "history-", _utf8(history), ".jsonl"),
+    entries = {
+        "weights": put("weights-", weights, ".safetensors"),
+        "history": put("history-", _utf8(history), ".jsonl"),
         "memory": put_images("memory", method.memory.exemplars),
         "held_out": put_images("held-out", model.held_out),
     }
+    files.flush(written)
+    return entries
 
 
 def _stacked(path: Path, entries: Sequence[dict[str, str]]) -> Tensor:
     return torch.stack([_decode(_read(path, entry)) for entry in entries])
-
-
-def _put(path: Path, prefix: str, content: bytes, suffix: str) -> dict[str, str]:
-    """Write one file under a name that holds its hash, unless it is there already; returns the manifest's entry."""
-    checksum = hashlib.sha256(content).hexdigest()
-    name = f"{prefix}{checksum[:12]}{suffix}"
-    file = path / name
-    if not (file.is_file() and file.read_bytes() == content):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        files.write(file, content)
-    return {"name": name, "sha256": checksum}
 
 
 def _read(path: Path, entry: dict[str, str]) -> bytes:
@@ -377,14 +389,12 @@ def _make_folder(path: Path) -> None:
 
 def _remove_unnamed(path: Path, manifests: Sequence[dict[str, Any]]) -> None:
     """Delete the files of removed versions and of writers that died; files that are not ours stay."""
-    named = set()
-    for manifest in manifests:
-        named |= {entry["name"] for entry in _entries(manifest)}
+    named = {_comparable(entry["name"]) for manifest in manifests for entry in _entries(manifest)}
     for file in path.glob(f"previous/{files.TEMPORARY}*"):
         file.unlink()
     for file in [*path.glob("*"), *path.glob("memory/*/*"), *path.glob("held-out/*/*")]:
         ours = OURS if file.parent == path else EXEMPLAR
-        unnamed = file.name not in KEPT and file.relative_to(path).as_posix() not in named
+        unnamed = file.name not in KEPT and _comparable(file.relative_to(path).as_posix()) not in named
         if unnamed and ours.fullmatch(file.name) and file.is_file():
             file.unlink()
     for folder in [*path.glob("memory/*"), *path.glob("held-out/*")]:
@@ -397,6 +407,11 @@ def _entries(manifest: dict[str, Any]) -> list[dict[str, str]]:
     entries = manifest["files"]
     images = [entry for kind in ("memory", "held_out") for part in entries.get(kind, ()) for entry in part]
     return [entries["weights"], entries["history"], *images]
+
+
+def _comparable(name: str) -> str:
+    """A file's name in the form that all file systems agree on: some ignore case, some compose letters differently."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _slug(name: Hashable) -> str:

@@ -13,6 +13,8 @@ from treering import files, images
 from treering.errors import TreeringError
 from treering.learner import Learner
 
+MOST_NAMES = 250
+"""Classes that are named in a picture of the confusion matrix; of more, every second or third."""
 BATCH = 32
 """Images decoded and predicted at once."""
 
@@ -122,13 +124,16 @@ def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
     shares = np.array([evaluation.confusion[row] for row in rows], float)
     columns = [index for index in range(len(evaluation.classes)) if index in rows or shares[:, index].any()]
     shares = (100 * shares / shares.sum(1, keepdims=True))[:, columns]
-    side = 3.0 + 0.32 * len(columns)
+    cell = min(0.32, 27.0 / len(columns))  # in inches, so that the page has 4,500 pixels a side at most
+    side = 3.0 + cell * len(columns)
+    every = -(-len(columns) // MOST_NAMES)
+    size = min(10.0, 60 * cell * every)
     figure = Figure(figsize=(side + 1.2, side), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
     names = [_short(name) for name in evaluation.classes]
-    axes.set_xticks(range(len(columns)), [names[index] for index in columns], rotation=90)
-    axes.set_yticks(range(len(rows)), [names[index] for index in rows])
+    axes.set_xticks(range(0, len(columns), every), [names[index] for index in columns[::every]], rotation=90, size=size)
+    axes.set_yticks(range(0, len(rows), every), [names[index] for index in rows[::every]], size=size)
     axes.set(xlabel="taken for", ylabel="class")
     if len(columns) <= 30:
         for (row, column), share in np.ndenumerate(shares):

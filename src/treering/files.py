@@ -7,7 +7,7 @@ import io
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from treering.errors import TreeringError
@@ -16,24 +16,54 @@ TEMPORARY = ".tmp-"
 """How the names of unfinished files begin."""
 
 
-def write(file: Path, content: bytes) -> None:
-    """Replace `file` in one rename, after its content has reached the disk."""
+def write(file: Path, content: bytes, flushed: bool = True) -> None:
+    """Replace `file` in one rename, after its content has reached the disk unless the caller `flush`es it later."""
     temporary = file.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as stream:
             stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(file)
+            if flushed:
+                stream.flush()
+                os.fsync(stream.fileno())
+        _rename(temporary, file)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the rename itself reaches the disk with the folder
-        folder = os.open(file.parent, os.O_RDONLY)
+    if flushed:
+        _flush_folder(file.parent)
+
+
+def flush(written: Sequence[Path]) -> None:
+    """Wait until all these files have reached the disk, which takes little longer than to wait for one."""
+    for file in written:
+        with file.open("rb+") as stream:
+            os.fsync(stream.fileno())
+    for folder in {file.parent: None for file in written}:
+        _flush_folder(folder)
+
+
+def _flush_folder(folder: Path) -> None:
+    """A rename reaches the disk with the folder; not every file system can be asked to, and the file is there."""
+    if os.name == "posix":
+        with contextlib.suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _rename(file: Path, target: Path) -> None:
+    """Have it take the place of `target`, which on Windows a reader or a virus scanner may hold for a moment."""
+    for pause in (0.01, 0.1, 1.0):
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            file.replace(target)
+            return
+        except PermissionError:
+            if os.name != "nt":
+                raise
+            time.sleep(pause)
+    file.replace(target)
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import stat
+import threading
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from treering import files
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 WORKERS = min(8, os.cpu_count() or 1)
 """Files decoded at the same time: each may be a large photo."""
+_FILTER, _decoders, _silence = threading.Lock(), 0, contextlib.ExitStack()
+"""Of the warnings filter: who may change it, how many rely on it, what puts it back."""
 BACK = "a link back to a folder already read"
 MODEL = "a model, not a class"
 TEST_FOLDERS = ("val", "test", "validation")
@@ -46,11 +49,23 @@ BACKGROUND = (255, 255, 255)
 def decoding() -> Iterator[ThreadPoolExecutor]:
     """Threads to read images in: decoding does not hold the interpreter's lock.
 
-    Pillow's warnings are of no use to anyone: photos of 90 to 180 megapixels are fine, damaged camera data is too.
+    Pillow's warnings are of no use to anyone: photos of 90 to 180 megapixels are fine, damaged camera data is too. All
+    threads share the filter of warnings, so the first that decodes sets it and the last puts it back.
     """
-    with warnings.catch_warnings(), ThreadPoolExecutor(WORKERS) as pool:
-        warnings.simplefilter("ignore")
-        yield pool
+    global _decoders
+    with _FILTER:
+        if not _decoders:
+            _silence.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+        _decoders += 1
+    try:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            yield pool
+    finally:
+        with _FILTER:
+            _decoders -= 1
+            if not _decoders:
+                _silence.close()
 
 
 class UnreadableError(Exception):
@@ -84,10 +99,10 @@ def read(path: Path, size: int, channels: int = 3) -> np.ndarray:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turned as the camera says."""
+    """Turned as the camera says; itself, not a copy, if it is upright already."""
     image.load()
     try:
-        return ImageOps.exif_transpose(image)
+        return image if image.getexif().get(ExifTags.Base.Orientation, 1) == 1 else ImageOps.exif_transpose(image)
     except Exception:  # a damaged EXIF block does not spoil the picture
         return image
 
@@ -101,7 +116,7 @@ def opaque(image: Image.Image) -> Image.Image:
         flat = Image.new("RGB", pixels.size, BACKGROUND)
         flat.paste(pixels, mask=pixels.getchannel("A"))
         return flat
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _square(image: Image.Image, size: int) -> Image.Image:
@@ -142,11 +157,12 @@ def scan(folder: Path) -> ImageFolder:
         elif is_model(path):
             found.skipped.append((path, MODEL))
         else:
+            skipped_before = len(found.skipped)
             own = sorted(_files(path, found.skipped, folder))
             if own:
                 name = unicodedata.normalize("NFC", entry.name)  # one name however a file system spells its accents
                 found.classes[name] = found.classes.get(name, []) + own
-            elif path not in {place for place, _ in found.skipped}:
+            elif path not in {place for place, _ in found.skipped[skipped_before:]}:
                 found.skipped.append((path, "no files in this class folder"))
     if not found.classes:
         what = f"holds {len(loose)} files but no class folders" if loose else "has no class folders with images"
@@ -253,7 +269,8 @@ def load(
             if good:
                 rows.append(file.append(torch.from_numpy(np.stack(good)).movedim(-1, 1)))
             progress(start + len(part), len(todo))
-    unread = [name for name in found.classes if name not in set(labels)]
+    read_classes = set(labels)
+    unread = [name for name in found.classes if name not in read_classes]
     skipped += [(found.classes[name][0].parent, "no image of this class can be read") for name in unread]
     stored = StoredImages(file, torch.cat(rows) if rows else torch.empty(0, dtype=torch.long))
     return LoadedFolder(stored, labels, skipped)

@@ -11,19 +11,20 @@ import functools
 import inspect
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering import backbones, checkpoint, inputs, methods, randomness
+from treering import allocator, backbones, checkpoint, inputs, interrupts, methods, randomness
 from treering import images as image_files
 from treering.errors import TreeringError
 from treering.methods.base import Step
@@ -63,8 +64,8 @@ class Learner:
 
     _estimator_type = "classifier"
     """Scikit-learn before 1.6 looks at this; later ones at `__sklearn_tags__`."""
-    _learning = False
-    """Whether a step is under way, so that the network is not whole."""
+    _steps_begun = 0
+    """Including those that failed: whoever sees it change has seen a network that was not whole."""
 
     def __init__(
         self,
@@ -91,20 +92,27 @@ class Learner:
         self.device = device
         self.progress = progress
         self._model: Model | None = None
+        self._learning = threading.Lock()
+        """Held while a step is under way and the network is not whole."""
 
-    def __copy__(self) -> Learner:
+    def __copy__(self) -> Self:
         """One that learns on its own: a step changes the network in place."""
         twin = type(self).__new__(type(self))
-        twin.__dict__ |= self.__getstate__() | {"_model": copy.deepcopy(self._model)}
+        twin.__setstate__(self._at_rest("copy it").__dict__ | {"_model": copy.deepcopy(self._model)})
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return self._at_rest("copy it").__dict__.copy()
+        if self._at_rest("copy it").model:
+            self.learnt_model().method.trainer.release()
+        return {name: value for name, value in self.__dict__.items() if name != "_learning"}
 
-    def _at_rest(self, action: str) -> Learner:
-        """Itself, unless a function that it calls while it learns a step asks for what is not learnt yet."""
-        if self._learning:
-            raise TreeringError(f"a step is being learnt: {action} when partial_fit has returned")
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_learning": threading.Lock()}
+
+    def _at_rest(self, action: str) -> Self:
+        """Itself, unless a step is being learnt: by another thread, or by the call whose progress is told just now."""
+        if self._learning.locked():
+            raise _busy(action)
         return self
 
     def __repr__(self) -> str:
@@ -116,7 +124,7 @@ class Learner:
         """The constructor's arguments, as given."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
-    def set_params(self, **params: Any) -> Learner:
+    def set_params(self, **params: Any) -> Self:
         """Change constructor arguments.
 
         Of a learner that has learnt `partial_fit` takes up `progress` and the memory's size only, `fit` everything.
@@ -147,7 +155,7 @@ class Learner:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def partial_fit(self, images: Any, labels: Any = None, classes: Any = None) -> Learner:
+    def partial_fit(self, images: Any, labels: Any = None, classes: Any = None) -> Self:
         """Learn one step: new classes get a new head, images of known classes strengthen those.
 
         images: uint8 N x H x W (x 1 or 3), floating-point 0..1, names of image files, a torch Dataset of (image,
@@ -172,7 +180,7 @@ class Learner:
             logger.warning("%d of the images are left out: they are held out of training", len(names) - len(free))
         return pixels[torch.tensor(free)], [names[index] for index in free]
 
-    def fit(self, images: Any, labels: Any = None) -> Learner:
+    def fit(self, images: Any, labels: Any = None) -> Self:
         """Forget everything, then learn one step: what scikit-learn's tools call, cross-validation for one."""
         learnt, self._model = self._at_rest("fit").model, None
         try:
@@ -237,7 +245,23 @@ class Learner:
 
         `watch` sees every epoch, whose state a later call can go on from with `resume`.
         """
-        model = self._at_rest("learn the next").model or self._new_model(pixels)
+        if not self._learning.acquire(blocking=False):
+            raise _busy("learn the next")
+        try:
+            self._steps_begun += 1
+            self._learn(pixels, names, resume, watch)
+        finally:
+            self._learning.release()
+            allocator.give_back()
+
+    def _learn(
+        self,
+        pixels: Images,
+        names: Sequence[Hashable],
+        resume: InFlight | None,
+        watch: Callable[[EpochReport], None],
+    ) -> None:
+        model = self._model or self._new_model(pixels)
         inputs.one_type(names, model.classes)
         _check_shape(pixels, model)
         new = in_order(set(names) - set(model.classes))
@@ -263,17 +287,17 @@ class Learner:
         held_out = {label: part[:quota] for label, part in model.held_out.items() if quota}
         learnt = replace(model, classes=model.classes + new, history=[*model.history, record], held_out=held_out)
         try:
-            self._learning = True
             method.resize_memory(budget.size)
             with _own_precision(device):
                 method.learn_step(step)
             self._model = learnt
         except BaseException:
             if self._model is not learnt:
-                method.restore(before)
+                with interrupts.deferred():
+                    method.restore(before)
             raise
         finally:
-            self._learning = False
+            method.trainer.end_step()
 
     def predict(self, images: Any) -> np.ndarray:
         """The most probable class of each image, as the label was given."""
@@ -284,12 +308,14 @@ class Learner:
 
         Images as for `partial_fit`, but no folder; or one file's name.
         """
-        model = self._at_rest("predict").learnt_model()
+        steps_begun, model = self._steps_begun, self._at_rest("predict").learnt_model()
         opened = self._opened([images] if isinstance(images, str | os.PathLike) else images)
         pixels = inputs.as_images(opened, model.image_shape[0])
         _check_shape(pixels, model)
         with _own_precision(model.method.network.device):
             probabilities = model.method.probabilities(pixels).double().cpu().numpy()
+        if self._steps_begun != steps_begun:
+            raise TreeringError("another thread has begun a step: predict again when partial_fit has returned")
         probabilities = probabilities[:, model.sorted_columns()]
         return probabilities / probabilities.sum(1, keepdims=True)  # they summed to 1 in float32 only
 
@@ -298,8 +324,8 @@ class Learner:
         model = self.learnt_model()
         pixels, names = self._examples(images, labels)
         inputs.one_type(names, model.classes)
-        predicted = self.predict(pixels)
-        return float(np.mean([given == name for given, name in zip(predicted.tolist(), names, strict=True)]))
+        predicted = [name for part in pixels.split(1024) for name in self.predict(part).tolist()]
+        return float(np.mean([given == name for given, name in zip(predicted, names, strict=True)]))
 
     def save(self, folder: str | os.PathLike[str], keep: int = checkpoint.KEEP) -> None:
         """Write a model folder, or a new version into one, atomically; the last `keep` versions stay for `undo`."""
@@ -322,7 +348,7 @@ class Learner:
 
     @classmethod
     @torch.inference_mode(False)
-    def load(cls, folder: str | os.PathLike[str], backbone: nn.Module | None = None, device: str = "auto") -> Learner:
+    def load(cls, folder: str | os.PathLike[str], backbone: nn.Module | None = None, device: str = "auto") -> Self:
         """Read a model folder. A model learnt with a module as its backbone needs such a module again.
 
         Its weights do not matter, but to the method "joint", which begins each step with them.
@@ -394,6 +420,10 @@ class Learner:
         if self.progress is not None:
             passes, loss = report.image_passes, report.mean_loss
             self.progress(Progress(step, report.stage, report.epoch, report.epochs, passes, loss))
+
+
+def _busy(action: str) -> TreeringError:
+    return TreeringError(f"a step is being learnt: {action} when partial_fit has returned")
 
 
 def _own_precision(device: torch.device) -> torch.autocast:

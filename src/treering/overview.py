@@ -17,6 +17,8 @@ from treering.learner import Learner
 
 THUMBNAIL, GAP, NAME_WIDTH = 72, 4, 190
 """Pixels, in the gallery."""
+MOST_EXEMPLARS = 40
+"""Of a class, in the gallery; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def draw_gallery(learner: Learner, picture: Path) -> None:
     if not rows:
         raise TreeringError("the model keeps no exemplars to draw")
     cell = THUMBNAIL + GAP
-    width = NAME_WIDTH + cell * max(len(ranked) for _, ranked in rows) + GAP
+    width = NAME_WIDTH + cell * min(max(len(ranked) for _, ranked in rows), MOST_EXEMPLARS + 1) + GAP
     page = Image.new("RGB", (width, cell * len(rows) + GAP), "white")
     draw, font = ImageDraw.Draw(page), ImageFont.load_default(15)
     for row, (name, ranked) in enumerate(rows):
@@ -75,7 +77,10 @@ def draw_gallery(learner: Learner, picture: Path) -> None:
         while draw.textlength(name, font) > NAME_WIDTH - 2 * GAP:
             name = name[:-2] + "…"
         draw.text((GAP, top + THUMBNAIL // 2), name, "black", font, anchor="lm")
-        for column, pixels in enumerate(ranked):
+        for column, pixels in enumerate(ranked[:MOST_EXEMPLARS]):
             image = Image.fromarray(np.squeeze(pixels)).convert("RGB").resize((THUMBNAIL, THUMBNAIL))
             page.paste(image, (NAME_WIDTH + column * cell, top))
+        if len(ranked) > MOST_EXEMPLARS:
+            more = f"and {len(ranked) - MOST_EXEMPLARS}"
+            draw.text((NAME_WIDTH + MOST_EXEMPLARS * cell, top + THUMBNAIL // 2), more, "black", font, anchor="lm")
     files.write_picture(picture, lambda stream: page.save(stream, "PNG"))

@@ -150,6 +150,8 @@ def learn(
         learner = _open(path, backbone, memory, changes, seed, device)
         model, recipe = learner.model, learner.resolved_recipe()
         known = [str(name) for name in model.classes] if model else []
+        if methods.find(recipe.method).keeps_memory and recipe.memory.kind == "total":
+            recipe.memory.quota(len(set(known) | found.classes.keys()))  # raises, before hours of reading
         channels, size = model.image_shape[:2] if model else (3, recipe.run.image_size)
         disk = None if dry_run else path  # it must have room for the model anyway
         loaded = images.load(found, size, channels, disk, functools.partial(progress, "reading"))

@@ -150,11 +150,18 @@ class Trainer:
         self.extra_passes = 0
         """Images that `constrain` passes through the network for each batch."""
         self._captured: CapturedUpdate | None = None
-        self.start_step(None)
+        self.start_step()
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be copied and pickled: all but a captured update."""
         return self.__dict__ | {"_captured": None}
+
+    @torch.inference_mode(False)
+    def release(self) -> None:
+        """Give each parameter memory of its own: pickled, a view of the optimiser's vector takes all of it along."""
+        self._captured = None  # its next update would train the vector
+        for parameter in self.network.parameters():
+            parameter.data = parameter.data.clone()
 
     def start_step(self, resume: InFlight | None = None, dropout_seed: int | None = None) -> None:
         """Begin a step, or go on with one: its `fit` calls up to `resume` then only restore what they had led to.
@@ -166,6 +173,11 @@ class Trainer:
         self.dropout_seed = dropout_seed
         self._fits = 0
         self._previous: FitState | None = None
+
+    def end_step(self) -> None:
+        """Forget what is of no use to the next step."""
+        self.on_epoch = do_nothing
+        self.start_step()
 
     def prepare(self, images: int, image_shape: Sequence[int]) -> CapturedUpdate | None:
         """On a GPU, capture an update with room for `images`: what later stages fit into need not be captured again."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from treering import interrupts
 from treering.errors import TreeringError
 from treering.experiments.runner import StreamRun
 
@@ -50,6 +49,12 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any]
             if not runs[index].stopping:
                 guarded(index, runs[index])
 
+    def stop() -> None:
+        if not any(run.stopping for run in runs):
+            logger.warning("interrupted: each run ends its epoch and saves its state first")
+        for run in runs:
+            run.stopping = True
+
     most_passes = max((run.image_passes_planned for run in runs if not run.result_file.exists()), default=0)
     threads = []
     for index, run in enumerate(runs):
@@ -61,39 +66,9 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[dict[str, Any]
             # One after the other and before any run trains: captures and training do not mix.
             if guarded(index, run.prepare):
                 threads.append(threading.Thread(target=work, args=(index, stream), daemon=True))
-    with _interrupted_gently(runs):
+    with interrupts.deferred(stop):  # C++ aborts a Python that ends while its threads train
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     return outcomes
-
-
-@contextlib.contextmanager
-def _interrupted_gently(runs: Sequence[StreamRun]) -> Iterator[None]:
-    """Ctrl-C, however often, has each run end its epoch and save its state, and is handled as before after that.
-
-    `timeout -s INT`, for one, sends the signal twice; and C++ aborts a Python that ends while its threads train.
-    """
-    interrupted = False
-
-    def stop(*_: object) -> None:
-        nonlocal interrupted
-        again, interrupted = interrupted, True
-        for run in runs:
-            run.stopping = True
-        if not again:
-            logger.warning("interrupted: each run ends its epoch and saves its state first")
-
-    before = signal.getsignal(signal.SIGINT)
-    # Only the main thread can handle signals, and one that is ignored stays ignored.
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if interrupted:
-        signal.raise_signal(signal.SIGINT)

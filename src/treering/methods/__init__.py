@@ -17,6 +17,7 @@ from treering.methods.icarl import ICaRL
 from treering.methods.joint import Joint
 from treering.methods.lwf import LwFMC
 from treering.network import IncrementalNetwork
+from treering.randomness import Generator
 from treering.recipe import Recipe
 
 METHODS: dict[str, type[Method]] = {
@@ -43,7 +44,7 @@ def create(recipe: Recipe, features: nn.Module, mean_image: Tensor, seed: int, d
     size, draws = backbones.probe(features, mean_image.shape)
     network = IncrementalNetwork(features, size, mean_image, recipe.pixel_scale).to(device)
     network.draws = draws
-    return chosen(recipe, network, torch.Generator(device).manual_seed(seed))
+    return chosen(recipe, network, Generator(device).manual_seed(seed))
 
 
 def find_device(name: str) -> torch.device:
@@ -54,6 +55,8 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("it has no GPU")
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError("treering has never been run on one")
         torch.Generator(device)
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = re.split(r"[.\n]", str(error))[0]

@@ -1,0 +1,24 @@
+"""What Linux's allocator does with memory that is freed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+
+
+def keep() -> None:
+    """Keep it for the next batch: fetching it afresh takes 40 % of a CPU's time."""
+    for setting in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+        _call("mallopt", setting, 2**30)
+
+
+def give_back() -> None:
+    """Give it back now: it would grow by megabytes with each step, in holes too small for the next one."""
+    _call("malloc_trim", 0)
+
+
+def _call(function: str, *arguments: int) -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            getattr(ctypes.CDLL(None), function)(*arguments)
