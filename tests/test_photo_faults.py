@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -26,7 +25,7 @@ from conftest import run_python
 from learn_helper import CHANGES, FIRST, MEMORY, SECOND, learn, leftovers, make_folder, model_state
 
 import treering
-from treering import Learner, TreeringError, checkpoint, files, images, photos, pixels
+from treering import Learner, TreeringError, checkpoint, files, images, in_flight, photos, pixels
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 SAVES_OF_SECOND = 5
@@ -313,16 +312,9 @@ def test_every_damaged_file_of_the_model_is_named_and_the_learn_does_not_begin(
 
 
 def with_facts(content: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
-    """An unfinished step with other facts."""
-    state = content[32:]
-    size = int.from_bytes(state[:8], "little")
-    facts = json.loads(json.loads(state[8 : 8 + size])["__metadata__"]["facts"])
-    return sealed(safetensors.torch.save(safetensors.torch.load(state), {"facts": json.dumps(change(facts))}))
-
-
-def sealed(state: bytes) -> bytes:
-    """With its checksum before it."""
-    return hashlib.sha256(state).digest() + state
+    """An unfinished step with other facts, and the checksum of them."""
+    facts = json.loads(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]["facts"])
+    return in_flight.to_bytes(safetensors.torch.load(content), change(facts))
 
 
 STATES: dict[str, Callable[[bytes], bytes]] = {
@@ -330,7 +322,10 @@ STATES: dict[str, Callable[[bytes], bytes]] = {
     "text": lambda content: b"no state\n" * 20,
     "half": lambda content: content[: len(content) // 2],
     "last byte missing": lambda content: content[:-1],
-    "no facts": lambda content: sealed(safetensors.torch.save(safetensors.torch.load(content[32:]))),
+    "no facts": lambda content: safetensors.torch.save(safetensors.torch.load(content)),
+    "no checksum": lambda content: safetensors.torch.save(
+        safetensors.torch.load(content), {"facts": '{"fingerprint": "", "fits": {}}'}
+    ),
     "facts of nothing": lambda content: with_facts(content, lambda facts: {}),
     "facts as a list": lambda content: with_facts(content, lambda facts: []),
     "no trainings": lambda content: with_facts(content, lambda facts: {"fingerprint": facts["fingerprint"]}),

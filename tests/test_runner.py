@@ -41,6 +41,7 @@ from treering import (
     backbones,
     data,
     files,
+    in_flight,
     methods,
     trainer,
 )
@@ -588,9 +589,7 @@ def broken_state(kind: str, good: bytes) -> bytes:
     if kind.startswith("without "):
         name = kind.removeprefix("without ")
         kept = {key: value for key, value in facts.items() if key != name}
-        return safetensors.torch.save(
-            {key: value for key, value in tensors.items() if not key.startswith(name)}, {"facts": json.dumps(kept)}
-        )
+        return in_flight.to_bytes({key: part for key, part in tensors.items() if not key.startswith(name)}, kept)
     return {
         "empty": lambda: b"",
         "a text": lambda: b"this is no state\n" * 10,
@@ -599,25 +598,24 @@ def broken_state(kind: str, good: bytes) -> bytes:
         "no facts": lambda: safetensors.torch.save(one_tensor),
         "other facts": lambda: safetensors.torch.save(one_tensor, {"model": "other"}),
         "facts that are no JSON": lambda: safetensors.torch.save(one_tensor, {"facts": "{"}),
-        "facts of nothing": lambda: safetensors.torch.save(one_tensor, {"facts": "{}"}),
-        "facts as a list": lambda: safetensors.torch.save(one_tensor, {"facts": "[]"}),
-        "another network": lambda: safetensors.torch.save(
-            tensors | {"start.features.convolution.weight": torch.zeros(3, 3)}, {"facts": json.dumps(facts)}
+        "no checksum": lambda: safetensors.torch.save(tensors, {"facts": json.dumps(facts)}),
+        "a bit flipped": lambda: good[:-9] + bytes([good[-9] ^ 1]) + good[-8:],
+        "facts of nothing": lambda: in_flight.to_bytes(one_tensor, {}),
+        "facts as a list": lambda: in_flight.to_bytes(one_tensor, []),  # type: ignore[arg-type]
+        "another network": lambda: in_flight.to_bytes(
+            tensors | {"start.features.convolution.weight": torch.zeros(3, 3)}, facts
         ),
-        "no tensors": lambda: safetensors.torch.save(one_tensor, {"facts": json.dumps(facts)}),
-        "another network in flight": lambda: safetensors.torch.save(
-            tensors | {"current.weight": torch.zeros(3, 3)}, {"facts": json.dumps(facts)}
-        ),
-        "other momenta": lambda: safetensors.torch.save(
-            tensors | {"current.momenta": torch.zeros(16)}, {"facts": json.dumps(facts)}
-        ),
-        "half a random state": lambda: safetensors.torch.save(
-            tensors | {"start.generator": tensors["start.generator"][:2000].clone()}, {"facts": json.dumps(facts)}
+        "no tensors": lambda: in_flight.to_bytes(one_tensor, facts),
+        "another network in flight": lambda: in_flight.to_bytes(tensors | {"current.weight": torch.zeros(3, 3)}, facts),
+        "other momenta": lambda: in_flight.to_bytes(tensors | {"current.momenta": torch.zeros(16)}, facts),
+        "half a random state": lambda: in_flight.to_bytes(
+            tensors | {"start.generator": tensors["start.generator"][:2000].clone()}, facts
         ),
     }[kind]()
 
 
 STATES = ("empty", "a text", "half", "last byte missing", "no facts", "other facts", "facts that are no JSON")
+STATES += ("no checksum", "a bit flipped")
 FOREIGN_STATES = ("facts of nothing", "facts as a list", "another network", "no tensors")
 FOREIGN_STATES += ("without recipe", "without head_sizes", "without start.generator", "without current.momenta")
 FOREIGN_STATES += ("another network in flight", "other momenta", "half a random state", "without devices")
@@ -711,7 +709,7 @@ def test_a_run_begun_on_another_kind_of_device_goes_on(
         facts = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["facts"]) | {"devices": ["a GPU"]}
         tensors = safetensors.torch.load(content)
         elsewhere = {name: torch.full((16,), number, dtype=torch.uint8) for name in tensors if "generator" in name}
-        state.write_bytes(safetensors.torch.save(tensors | elsewhere, {"facts": json.dumps(facts)}))
+        state.write_bytes(in_flight.to_bytes(tensors | elsewhere, facts))
         run = case.start(place)
         seen: list[RunProgress] = []
         run.watch = seen.append

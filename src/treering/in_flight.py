@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+import torch
 from torch import Tensor
 
 from treering.trainer import FitState, InFlight
@@ -31,6 +36,31 @@ def unpack(tensors: Mapping[str, Tensor], fits: Mapping[str, Any]) -> InFlight |
         momentum, generator = parts.pop("momenta"), parts.pop("generator")
         states[name] = FitState(number, epoch, parts, momentum, generator)
     return InFlight(states["current"], states.get("previous")) if states else None
+
+
+def to_bytes(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> bytes:
+    """A safetensors file of both, with a checksum."""
+    content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    return safetensors.torch.save(content, {"facts": json.dumps(facts), "checksum": _checksum(content, facts)})
+
+
+def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `to_bytes` was given; an error of any kind if the file holds anything else."""
+    with safetensors.safe_open(file, "pt") as stream:
+        metadata = stream.metadata()
+        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118  # not a dict
+    facts = json.loads(metadata["facts"])
+    if metadata["checksum"] != _checksum(tensors, facts):
+        raise ValueError("its checksum differs")
+    return tensors, facts
+
+
+def _checksum(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

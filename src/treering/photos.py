@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
-import json
 import logging
 import os
 import time
@@ -386,10 +385,7 @@ def _step_fingerprint(path: Path, learner: Learner, files_now: str) -> str:
 
 def _save_unfinished(path: Path, fingerprint: str, state: InFlight) -> None:
     tensors, fits = in_flight.pack(state)
-    content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    facts = json.dumps({"fingerprint": fingerprint, "fits": fits})
-    packed = safetensors.torch.save(content, {"facts": facts})
-    files.write(path / ".learning", hashlib.sha256(packed).digest() + packed)
+    files.write(path / ".learning", in_flight.to_bytes(tensors, {"fingerprint": fingerprint, "fits": fits}))
 
 
 def _unfinished(path: Path, fingerprint: str) -> InFlight | None:
@@ -398,12 +394,7 @@ def _unfinished(path: Path, fingerprint: str) -> InFlight | None:
     if not files.exists(file):
         return None
     try:
-        content = file.read_bytes()
-        checksum, state = content[:32], content[32:]
-        if hashlib.sha256(state).digest() != checksum:
-            raise ValueError("its checksum differs")
-        header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
-        facts, tensors = json.loads(header["__metadata__"]["facts"]), safetensors.torch.load(state)
+        tensors, facts = in_flight.read(file)
         if facts["fingerprint"] != fingerprint:
             logger.warning("%s is of a step with other images or settings, and is not taken up", file)
             return None

@@ -296,9 +296,7 @@ class StreamRun:
         tensors |= {f"memory.{label}": images for label, images in start["exemplars"].items()}
         facts = self.record | {"recipe": self.recipe.to_dict(), "data": self._data, "head_sizes": start["head_sizes"]}
         training, facts["fits"] = in_flight_files.pack(in_flight)
-        tensors |= training
-        content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        _write(self.state_file, safetensors.torch.save(content, {"facts": json.dumps(facts)}))
+        _write(self.state_file, in_flight_files.to_bytes(tensors | training, facts))
         self._saved = time.perf_counter()
 
     def _resume(self) -> InFlight | None:
@@ -307,9 +305,7 @@ class StreamRun:
             return None
         before = self.method.snapshot()
         try:
-            with safetensors.safe_open(self.state_file, "pt") as file:
-                facts = json.loads(file.metadata()["facts"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+            tensors, facts = in_flight_files.read(self.state_file)
             if Recipe.from_dict(facts.pop("recipe")) != self.recipe:
                 raise ValueError("it is of a run with other settings")
             if self._differs(facts.pop("data", {})):
