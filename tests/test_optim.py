@@ -260,7 +260,7 @@ def test_each_epoch_sets_its_own_learning_rate_and_noise():
     for epoch, lr in [(1, 0.1), (11, 0.01), (41, 0.001)]:
         optimizer.start_epoch(lr, epoch, batch_size=64)
         assert optimizer.lr.item() == pytest.approx(lr)
-        assert optimizer.noise.item() == pytest.approx(0.3 / (1 + epoch) ** 0.55 / 64)
+        assert optimizer.noise_deviation.item() == pytest.approx(0.3 / (1 + epoch) ** 0.55 / 64)
 
 
 def test_every_parameter_starts_at_a_multiple_of_64_bytes() -> None:

@@ -680,7 +680,7 @@ def test_no_photo_is_left_in_the_model_folder_as_a_temporary_file(tmp_path: Path
     seen: set[str] = set()
 
     def look(what: str, done: int, total: int) -> None:
-        seen.update(file.name for file in path.iterdir() if not checkpoint.OURS.fullmatch(file.name))
+        seen.update(file.name for file in path.iterdir() if not checkpoint.is_ours(file.name))
 
     learn(path, models.second, progress=look)
     assert seen == set()

@@ -52,12 +52,11 @@ Content = TypeVar("Content")
 
 FORMAT = "treering model"
 FORMAT_VERSION = 1
-KEPT = ("manifest.json", ".lock", ".writer", ".learning")
-OURS = re.compile(
-    r"manifest\.json|\.lock|\.writer|\.learning|memory|held-out|previous"
-    rf"|{re.escape(files.TEMPORARY)}.*|weights-[0-9a-f]{{12}}\.safetensors|history-[0-9a-f]{{12}}\.jsonl"
+FIXED = ("manifest.json", ".lock", ".writer", ".learning", "memory", "held-out", "previous")
+VERSIONED = re.compile(
+    rf"{re.escape(files.TEMPORARY)}.*|weights-[0-9a-f]{{12}}\.safetensors|history-[0-9a-f]{{12}}\.jsonl"
 )
-"""Names of ours in a model folder's top level."""
+"""Names of ours in a model folder's top level: those that stay, and those of a version's files."""
 EXEMPLAR = re.compile(rf"{re.escape(files.TEMPORARY)}.*|\d{{4,}}-[0-9a-f]{{12}}\.png")
 """Names of ours in a class's folder of exemplars."""
 KEEP = 3
@@ -78,7 +77,7 @@ def writing(path: Path) -> Iterator[None]:
                 yield
             finally:
                 (path / ".writer").unlink(missing_ok=True)
-                if not any(OURS.fullmatch(file.name) for file in path.iterdir() if file.name != ".lock"):
+                if not any(is_ours(file.name) for file in path.iterdir() if file.name != ".lock"):
                     with contextlib.suppress(PermissionError):  # Windows: only when it is released, and then by itself
                         (path / ".lock").unlink()
     except filelock.Timeout:
@@ -381,8 +380,8 @@ def _make_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise TreeringError(f"{path} is a file: give the name of a folder")
     path.mkdir(parents=True, exist_ok=True)
-    clutter = [item.name for item in path.iterdir() if item.is_file() and images.is_clutter(item)]
-    foreign = [item.name for item in path.iterdir() if not OURS.fullmatch(item.name) and item.name not in clutter]
+    clutter = [item.name for item in path.iterdir() if item.is_file() and images.is_clutter(item.name)]
+    foreign = [item.name for item in path.iterdir() if not is_ours(item.name) and item.name not in clutter]
     if foreign and not (path / "manifest.json").exists():
         raise TreeringError(f"{path} is not a treering model folder and holds {foreign[0]}: give a new or empty folder")
 
@@ -393,8 +392,8 @@ def _remove_unnamed(path: Path, manifests: Sequence[dict[str, Any]]) -> None:
     for file in path.glob(f"previous/{files.TEMPORARY}*"):
         file.unlink()
     for file in [*path.glob("*"), *path.glob("memory/*/*"), *path.glob("held-out/*/*")]:
-        ours = OURS if file.parent == path else EXEMPLAR
-        unnamed = file.name not in KEPT and _comparable(file.relative_to(path).as_posix()) not in named
+        ours = VERSIONED if file.parent == path else EXEMPLAR
+        unnamed = _comparable(file.relative_to(path).as_posix()) not in named
         if unnamed and ours.fullmatch(file.name) and file.is_file():
             file.unlink()
     for folder in [*path.glob("memory/*"), *path.glob("held-out/*")]:
@@ -407,6 +406,11 @@ def _entries(manifest: dict[str, Any]) -> list[dict[str, str]]:
     entries = manifest["files"]
     images = [entry for kind in ("memory", "held_out") for part in entries.get(kind, ()) for entry in part]
     return [entries["weights"], entries["history"], *images]
+
+
+def is_ours(name: str) -> bool:
+    """Whether something in a model folder's top level is treering's."""
+    return name in FIXED or VERSIONED.fullmatch(name) is not None
 
 
 def _comparable(name: str) -> str:

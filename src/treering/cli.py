@@ -57,7 +57,7 @@ Data = Annotated[Path, typer.Option(help="Folder that holds the datasets.")]
 Results = Annotated[Path, typer.Option(help="Folder of the result files.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-AtOnce = Annotated[int, typer.Option(min=1, help="Runs that a GPU trains together.")]
+AtOnce = Annotated[int, typer.Option(min=1, max=10, help="Runs that a GPU trains together.")]
 
 
 @app.command()

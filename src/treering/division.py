@@ -28,11 +28,12 @@ ENOUGH = 5
 
 @dataclass(frozen=True)
 class Division:
-    """The photos of a folder by what becomes of them; numbers are their places in the folder."""
+    """The photos of a folder by what becomes of them."""
 
     trained: list[int]
-    held_out: list[int]
-    copies: list[int]
+    """Their places in the folder."""
+    held_out: int
+    copies: int
     """Left out: of held-out photos, which must not be trained on, or of exemplars, which the memory has already."""
     measured: dict[str, Images]
     """Photos of each class to measure the accuracy on, those of earlier steps included."""
@@ -65,8 +66,8 @@ def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, 
         raise TreeringError(f"every image of {min(lost)} is held out already, in another class: put others there")
     earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
     measured = _by_class(loaded, held_out) | earlier
-    copies = sorted(out - set(held_out))
-    return Division(trained, held_out, copies, measured, _in_two_classes(labelled, exemplars | secrets))
+    copies = len(out) - len(held_out)
+    return Division(trained, len(held_out), copies, measured, _in_two_classes(labelled, exemplars | secrets))
 
 
 def for_validation(

@@ -138,7 +138,7 @@ def scan(folder: Path) -> ImageFolder:
     """Every class of the folder and the files that may be its images."""
     found = ImageFolder()
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        places = sorted(map(Path, os.scandir(folder)))
     except FileNotFoundError:
         raise TreeringError(f"{folder} does not exist: give a folder with one folder of images per class") from None
     except NotADirectoryError:
@@ -148,11 +148,10 @@ def scan(folder: Path) -> ImageFolder:
     if is_model(folder):
         raise TreeringError(f"{folder} is a model: give a folder with one folder of images per class")
     loose = []
-    for entry in entries:
-        path = Path(entry.path)
+    for path in places:
         if not files.is_folder(path):
-            loose += [] if is_clutter(path) else [path]
-        elif entry.name.startswith("."):
+            loose += [] if is_clutter(path.name) else [path]
+        elif path.name.startswith("."):
             found.skipped.append((path, "hidden folder"))
         elif is_model(path):
             found.skipped.append((path, MODEL))
@@ -160,7 +159,7 @@ def scan(folder: Path) -> ImageFolder:
             skipped_before = len(found.skipped)
             own = sorted(_files(path, found.skipped, folder))
             if own:
-                name = unicodedata.normalize("NFC", entry.name)  # one name however a file system spells its accents
+                name = unicodedata.normalize("NFC", path.name)  # one name however a file system spells its accents
                 found.classes[name] = found.classes.get(name, []) + own
             elif path not in {place for place, _ in found.skipped[skipped_before:]}:
                 found.skipped.append((path, "no files in this class folder"))
@@ -224,12 +223,12 @@ def _files(folder: Path, skipped: list[tuple[Path, str]], inside: Path | None = 
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place, name) for name in names if not is_clutter(Path(name)))
+        yield from (Path(place, name) for name in names if not is_clutter(name))
 
 
-def is_clutter(path: Path) -> bool:
+def is_clutter(name: str) -> bool:
     """Whether a file is put there by the system and no business of the user's."""
-    return path.name.startswith(".") or path.name in CLUTTER
+    return name.startswith(".") or name in CLUTTER
 
 
 @dataclass

@@ -39,7 +39,7 @@ class SGD:
             part.data = view
         self.momentum = torch.zeros_like(self.values)
         self.lr = self.values.new_zeros(())
-        self.noise = self.values.new_zeros(())
+        self.noise_deviation = self.values.new_zeros(())
 
         # Decay applies to weight tensors only (not to batch-norm or biases). Group 0: no decay; then one group per
         # weight tensor of the feature extractor; then one per row of the heads' matrix.
@@ -58,7 +58,7 @@ class SGD:
     def start_epoch(self, lr: float, epoch: int, batch_size: int) -> None:
         """Set the learning rate and the noise of `epoch`, counted from 1 over all stages of a step."""
         self.lr.fill_(lr)
-        self.noise.fill_(noise_deviation(self.settings, epoch, batch_size))
+        self.noise_deviation.fill_(noise_deviation(self.settings, epoch, batch_size))
         if self.settings.reset_momentum:
             self.momentum.zero_()
 
@@ -67,10 +67,10 @@ class SGD:
         """One update from the flat mean gradient of a batch, which it may overwrite."""
         noise = torch.empty_like(gradient).normal_(generator=self.generator) if self.settings.noise_eta else None
         if self._update and self.network.kernels:  # which may have failed since
-            self._update(self.values, self.momentum, gradient, noise, self.lr, self.noise, self.settings)
+            self._update(self.values, self.momentum, gradient, noise, self.lr, self.noise_deviation, self.settings)
             return
         if noise is not None:
-            gradient += self.noise * noise
+            gradient += self.noise_deviation * noise
         if self.settings.weight_decay:
             gradient.addcmul_(self._decay_of_element(), self.values, value=self.settings.weight_decay)
         self.momentum.mul_(self.settings.momentum).add_(gradient)

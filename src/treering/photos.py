@@ -180,7 +180,7 @@ def learn(
         resume = _unfinished(path, fingerprint)
         passes = _image_passes(model, recipe, names)
         seconds = _seconds(passes, recipe, size, place, distils=bool(known))
-        plan = replace(plan, held_out=len(parts.held_out), copies=len(parts.copies))
+        plan = replace(plan, held_out=parts.held_out, copies=parts.copies)
         tell(replace(plan, in_two_classes=parts.in_two_classes, seconds=seconds, resumed=resume is not None))
         if dry_run:
             return None

@@ -1,7 +1,7 @@
 """Rules that rank the images of a class for the memory [3.1, 6.3]: plain functions from features to a ranking.
 
 A rule takes the features of B classes of N images each and returns, per class, the indices of its `count` best
-images, best first. Any function of that signature can stand in for the three here. Features are L2-normalised.
+images, best first. Features are L2-normalised.
 """
 
 from __future__ import annotations
