@@ -19,10 +19,9 @@ import torch
 from run_helper import TINY, tiny_images, without_times
 
 from treering import TreeringError, backbones
-from treering.experiments import console
 from treering.experiments.at_once import run_many
 from treering.experiments.runner import StreamRun
-from treering.recipe import Run
+from treering.recipe import MOST_AT_ONCE, Run
 
 
 @pytest.fixture(autouse=True)
@@ -160,4 +159,4 @@ def test_runs_at_once_save_their_states_however_often_they_are_interrupted(
 
 def test_no_two_runs_that_are_captured_together_share_a_stream() -> None:
     """Torch hands out 32 of them in turn; a run of GEM takes three."""
-    assert 3 * console.WAVE < 32
+    assert 3 * MOST_AT_ONCE < 32

@@ -124,6 +124,8 @@ def test_reading_in_several_threads_leaves_the_warnings_as_they_were() -> None:
     for enter in (first.__enter__, second.__enter__):
         enter()
     assert warnings.filters != before
+    with pytest.warns(UserWarning, match="not of Pillow"):
+        warnings.warn("not of Pillow", stacklevel=1)
     first.__exit__(None, None, None)
     assert warnings.filters != before
     second.__exit__(None, None, None)

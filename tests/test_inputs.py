@@ -288,12 +288,20 @@ BAD_IMAGES: dict[str, tuple[Any, str]] = {
     "a PIL image that cannot be converted": ([Image.new("La", (8, 8))] * 4, "cannot be read"),
     "an image whose rows differ": ([[[1, 2], [3]]] * 4, "array"),
 }
+
+
+def test_values_too_small_for_float32_are_zero_whatever_numpy_is_told() -> None:
+    with np.errstate(all="raise"):
+        assert not inputs.as_images(np.full((2, 8, 8, 3), 1e-300)).any()
+
+
 BAD_LABELS: dict[str, tuple[Any, str]] = {
     "no labels": (None, "labels are missing"),
     "one label too few": (LABELS[:3], "4 images but 3 labels"),
     "one label too many": ([*LABELS, "cat"], "4 images but 5 labels"),
     "no label in a list": ([], "4 images but 0 labels"),
     "one text for all": ("cats", "'cats'"),
+    "dates of NumPy": (np.array(["2024-01-01"] * 4, "M8[ns]"), "dates or times"),
     "one number for all": (7, "7"),
     "a set, which has no order": ({"cat", "dog", "owl", "ant"}, "must be a sequence"),
     "a dictionary": (dict.fromkeys(["cat", "dog", "owl", "ant"]), "must be a sequence"),
@@ -437,7 +445,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown device": ({"device": "abacus"}, "'abacus'"),
     "a device that is not there": ({"device": "cuda:77"}, "'cuda:77'"),
     "a device that cannot compute": ({"device": "meta"}, "'meta'"),
-    "a device that treering was never run on": ({"device": "mps"}, "choose auto, cpu or cuda"),
+    "a device that treering was never run on": ({"device": "mps"}, "treering has never been run on one"),
     "a memory in words": ({"memory": "many"}, "'many'"),
     "a memory of a fraction": ({"memory": 2.5}, "2.5"),
     "a memory of a truth value": ({"memory": True}, "True"),

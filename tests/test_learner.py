@@ -994,18 +994,13 @@ def test_a_pickle_is_as_large_as_what_is_learnt(backbone: str) -> None:
     assert len(pickle.dumps(learner)) < 1.1 * weights + 50_000
     assert state_of(learner) == before
     again = pickle.loads(pickle.dumps(learner))
-    held = {part.untyped_storage().data_ptr(): part.untyped_storage() for part in network_of(again).parameters()}
+    held = {part.untyped_storage().data_ptr(): part.untyped_storage() for part in method_of(again).network.parameters()}
     assert sum(map(len, held.values())) < 1.1 * weights
-
-
-def network_of(learner: Learner) -> nn.Module:
-    return method_of(learner).network
 
 
 HANDED_OVER = """
 import multiprocessing, sys
 from conftest import examples, tiny_learner
-from treering import Learner
 
 def work(learner):
     learner.partial_fit(*examples({2: 4}))
@@ -1031,15 +1026,12 @@ def test_a_learner_can_be_handed_to_a_new_process(tmp_path: Path, way: str) -> N
 
 
 def test_a_copy_leaves_behind_what_told_the_progress() -> None:
-    lock = threading.Lock()
-
     class Told:
         def __init__(self) -> None:
-            self.lock = lock
+            self.lock = threading.Lock()  # which cannot be copied
 
         def __call__(self, progress: Progress) -> None:
-            with self.lock:
-                pass
+            pass
 
     learner = tiny_learner(memory=10, progress=Told()).partial_fit(*examples({0: 6, 1: 6}))
     assert state_of(copy.copy(learner)) == state_of(learner)
@@ -1065,21 +1057,47 @@ def test_a_second_interruption_waits_until_the_learner_is_as_it_was(monkeypatch:
     assert state_of(learner) == before
 
 
-def test_a_prediction_that_a_step_came_between_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
-    method, probabilities = method_of(learner), method_of(learner).probabilities
+@pytest.mark.parametrize("method", ["eeil", "icarl"])
+def test_a_step_waits_for_predictions_and_refuses_later_ones(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    learners = [tiny_learner(memory=10, method=method).partial_fit(*examples({0: 6, 1: 6})) for _ in range(2)]
+    alone, shared = learners
+    alone.partial_fit(*examples({2: 6}))
+    images, expected = images_of([0, 1]), shared.predict_proba(images_of([0, 1]))
+    probabilities = method_of(shared).probabilities
+    predicting, go_on, training, trained = (threading.Event() for _ in range(4))
 
-    def meanwhile(images: Tensor) -> Tensor:
-        learner.progress = interrupted
-        with pytest.raises(KeyboardInterrupt):
-            learner.partial_fit(*examples({2: 6}))
-        return probabilities(images)
+    def slow(pixels: Tensor) -> Tensor:
+        predicting.set()
+        go_on.wait(60)
+        return probabilities(pixels)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(method, "probabilities", meanwhile)
-        with pytest.raises(TreeringError, match="another thread has begun a step: predict again"):
-            learner.predict(images_of([0, 1]))
-    assert learner.predict(images_of([0, 1])).shape == (2,)
+    def progress(now: Progress) -> None:
+        training.set()
+        trained.wait(60)
+
+    shared.progress = progress
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(method_of(shared), "probabilities", slow)
+        prediction = pool.submit(shared.predict_proba, images)
+        assert predicting.wait(60)
+        step = pool.submit(shared.partial_fit, *examples({2: 6}))
+        assert not training.wait(0.2), "the step began beside a prediction"
+        go_on.set()
+        assert np.array_equal(prediction.result(60), expected)
+        assert training.wait(60)
+        for refused in (shared.predict, shared.score):
+            with pytest.raises(TreeringError, match="a step is being learnt: predict when"):
+                refused(*((images, [0, 1]) if refused == shared.score else (images,)))
+        trained.set()
+        step.result(60)
+    assert state_of(shared) == state_of(alone)
+    assert shared.predict_proba(images).shape == (2, 3)
+
+
+def test_torch_takes_the_generator_for_a_captured_graph() -> None:
+    """It refuses subclasses there; on a CPU it says that it has no graphs, after it has looked at the type."""
+    with pytest.raises(NotImplementedError):
+        torch.Generator().graphsafe_set_state(method_of(tiny_learner().partial_fit(*examples({0: 4, 1: 4}))).generator)
 
 
 def test_labels_that_are_sets_have_one_order() -> None:

@@ -554,15 +554,6 @@ def test_the_picture_of_a_thousand_classes_is_no_larger_than_a_page(tmp_path: Pa
         assert max(picture.size) <= 4700
 
 
-def test_a_memory_too_small_for_the_classes_is_told_before_images_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    photos = write_photos(tmp_path / "photos", dict.fromkeys("abcdefgh", 2))
-    monkeypatch.setattr(images, "load", lambda *arguments: pytest.fail("images are read"))
-    done = command("learn", tmp_path / "model", photos, *TINY, "--set", "memory.kind=total")
-    done.refused("a memory of 6 images cannot hold 8 classes")
-
-
 def test_a_model_without_exemplars_has_no_gallery(tmp_path: Path) -> None:
     from conftest import examples, tiny_learner
 

@@ -118,12 +118,19 @@ def test_every_method_does_what_was_planned_also_where_a_class_returns(tmp_path:
     changes = [*CHANGES, f"method={method}"]
     if method == "gem":
         changes += ["memory.kind=per-step", "memory.selection=random"]
-    first, seen = make_folder(tmp_path / "first", {"cat": 2, "dog": 9}), []
-    learn(tmp_path / "model", first, changes=changes, memory=8)
-    second = make_folder(tmp_path / "second", {"cat": 9, "owl": 12}, seed=1)
-    learn(tmp_path / "model", second, progress=lambda *now: seen.append(now))
-    assert seen[-1][0] == "training"
-    assert seen[-1][1] == seen[-1][2]
+    steps = [({"cat": 2, "dog": 3}, 8), ({"cat": 9, "owl": 12}, 8), ({"ant": 3}, 10)]
+    for number, (counts, memory) in enumerate(steps):
+        settings = {} if number else {"changes": changes}
+        seen: list[tuple[str, int, int]] = []
+        learn(
+            tmp_path / "model",
+            make_folder(tmp_path / str(number), counts, seed=number),
+            memory=memory,
+            progress=lambda *now, seen=seen: seen.append(now),
+            **settings,
+        )
+        assert seen[-1][0] == "training"
+        assert seen[-1][1] == seen[-1][2]
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def load(folder: str | os.PathLike[str]) -> Learner:
     return Learner.load(folder)
 
 
-if not TYPE_CHECKING:  # which knows the names from the imports above, and misspelt ones only without this
+if not TYPE_CHECKING:  # who checks types has the names from above, and would take misspelt ones too
 
     def __getattr__(name: str) -> Any:
         if name not in _WITH_TORCH:

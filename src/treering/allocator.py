@@ -1,4 +1,4 @@
-"""What Linux's allocator does with memory that is freed."""
+"""What the allocator of Linux's C library does with memory that is freed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 
 
 def keep() -> None:
-    """Keep it for the next batch: fetching it afresh takes 40 % of a CPU's time."""
+    """Keep freed memory for the next batch: fetching it afresh takes 40 % of a CPU's time."""
     for setting in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
         _call("mallopt", setting, 2**30)
 
 
 def give_back() -> None:
-    """Give it back now: it would grow by megabytes with each step, in holes too small for the next one."""
+    """Give freed memory back to the system: without this a process grows by megabytes with each step."""
     _call("malloc_trim", 0)
 
 

@@ -78,7 +78,7 @@ def writing(path: Path) -> Iterator[None]:
             finally:
                 (path / ".writer").unlink(missing_ok=True)
                 if not any(is_ours(file.name) for file in path.iterdir() if file.name != ".lock"):
-                    with contextlib.suppress(PermissionError):  # Windows: only when it is released, and then by itself
+                    with contextlib.suppress(PermissionError):  # on Windows, which removes it when it is released
                         (path / ".lock").unlink()
     except filelock.Timeout:
         raise TreeringError(f"{_writer(path)} is writing {path}: wait until it has ended, then try again") from None
@@ -113,7 +113,8 @@ def replace(model: Model, path: Path, keep: int) -> None:
     unsaveable = next((label for label in model.classes if type(label) not in SAVEABLE), None)
     if unsaveable is not None:
         raise TreeringError(f"label {unsaveable!r} cannot be saved: a model folder holds texts and numbers as labels")
-    entries = _write_files(path, model)
+    before = _sound_manifest(path)
+    entries = _write_files(path, model, before)
     manifest = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -131,7 +132,6 @@ def replace(model: Model, path: Path, keep: int) -> None:
         "saved": datetime.now(UTC).isoformat(),
         "versions": _versions(),
     }
-    before = _sound_manifest(path)
     if keep and before and before["files"] != entries:
         current, earlier = (path / "manifest.json").read_bytes(), earlier_versions(path)
         if not earlier or earlier[-1].read_bytes() != current:  # it is there already if a writer was killed just then
@@ -259,28 +259,27 @@ def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None
     return Model(method, manifest["seed"], tuple(manifest["image_shape"]), manifest["classes"], history, held_out)
 
 
-def _write_files(path: Path, model: Model) -> dict[str, Any]:
+def _write_files(path: Path, model: Model, before: dict[str, Any] | None) -> dict[str, Any]:
     """Write what the manifest is going to name; returns name and checksum of each file."""
     method = model.method
     weights = safetensors.torch.save(
         {name: tensor.cpu().contiguous() for name, tensor in method.network.tensors().items()}
     )
     history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in model.history)
-    before = _sound_manifest(path)
-    on_disk = {entry["name"] for entry in _entries(before)} if before else set()
-    written: list[Path] = []
+    flushed = {entry["name"] for entry in _entries(before)} if before else set()
+    unflushed: list[Path] = []
 
     def put(prefix: str, content: bytes, suffix: str) -> dict[str, str]:
         """Write one file under a name that holds its hash, unless it is there already."""
         checksum = hashlib.sha256(content).hexdigest()
         name = f"{prefix}{checksum[:12]}{suffix}"
         file = path / name
-        if not (file.is_file() and file.read_bytes() == content):
+        is_there = file.is_file() and file.read_bytes() == content
+        if not is_there:
             file.parent.mkdir(parents=True, exist_ok=True)
             files.write(file, content, flushed=False)
-        elif name in on_disk:  # and not left by a writer that was killed, who may not have flushed it
-            return {"name": name, "sha256": checksum}
-        written.append(file)
+        if not is_there or name not in flushed:  # a writer that was killed may have left it unflushed
+            unflushed.append(file)
         return {"name": name, "sha256": checksum}
 
     def put_images(folder: str, images_by_class: Mapping[int, Tensor]) -> list[list[dict[str, str]]]:
@@ -299,7 +298,7 @@ def _write_files(path: Path, model: Model) -> dict[str, Any]:
         "memory": put_images("memory", method.memory.exemplars),
         "held_out": put_images("held-out", model.held_out),
     }
-    files.flush(written)
+    files.flush(unflushed)
     return entries
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 import treering
 from treering import allocator
 from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
-from treering.recipe import MOST_ORDERS, Recipe
+from treering.recipe import MOST_AT_ONCE, MOST_ORDERS, Recipe
 
 app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
 console = Console(emoji=False)
@@ -57,7 +57,7 @@ Data = Annotated[Path, typer.Option(help="Folder that holds the datasets.")]
 Results = Annotated[Path, typer.Option(help="Folder of the result files.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-AtOnce = Annotated[int, typer.Option(min=1, max=10, help="Runs that a GPU trains together.")]
+AtOnce = Annotated[int, typer.Option(min=1, max=MOST_AT_ONCE, help="Runs that a GPU trains together.")]
 
 
 @app.command()
@@ -319,5 +319,5 @@ def main() -> None:
         _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
     else:
         sys.exit(code or 0)
-    sys.stdout = None  # it may be what is full
+    sys.stdout = None  # lest Python flush it on exit: it may be what is full
     sys.exit(2)

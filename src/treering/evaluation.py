@@ -14,7 +14,7 @@ from treering.errors import TreeringError
 from treering.learner import Learner
 
 MOST_NAMES = 250
-"""Classes that are named in a picture of the confusion matrix; of more, every second or third."""
+"""Classes that are named in a picture of the confusion matrix; of more, every second, every third and so on."""
 BATCH = 32
 """Images decoded and predicted at once."""
 
@@ -124,10 +124,10 @@ def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
     shares = np.array([evaluation.confusion[row] for row in rows], float)
     columns = [index for index in range(len(evaluation.classes)) if index in rows or shares[:, index].any()]
     shares = (100 * shares / shares.sum(1, keepdims=True))[:, columns]
-    cell = min(0.32, 27.0 / len(columns))  # in inches, so that the page has 4,500 pixels a side at most
+    cell = min(0.32, 27.0 / len(columns))  # inches; the page is 4,680 pixels wide at most
     side = 3.0 + cell * len(columns)
-    every = -(-len(columns) // MOST_NAMES)
-    size = min(10.0, 60 * cell * every)
+    every = -(-len(columns) // MOST_NAMES)  # rounded up
+    size = min(10.0, 60 * cell * every)  # points, 72 an inch: a name is lower than its cells
     figure = Figure(figsize=(side + 1.2, side), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)

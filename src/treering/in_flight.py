@@ -48,7 +48,8 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `to_bytes` was given; an error of any kind if the file holds anything else."""
     with safetensors.safe_open(file, "pt") as stream:
         metadata = stream.metadata()
-        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118  # not a dict
+        # Copies: tensors that map the file would keep Windows from replacing it.
+        tensors = {name: stream.get_tensor(name).clone() for name in stream.keys()}  # noqa: SIM118  # not a dict
     facts = json.loads(metadata["facts"])
     if metadata["checksum"] != _checksum(tensors, facts):
         raise ValueError("its checksum differs")

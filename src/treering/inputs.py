@@ -116,7 +116,7 @@ def as_labels(labels: Any) -> list[Hashable]:
     if no_sequence or not (isinstance(labels, Iterable) or hasattr(labels, "tolist")):
         raise TreeringError(f"labels must be a sequence with one label per image, not {labels!r}")
     if getattr(getattr(labels, "dtype", None), "kind", None) in ("m", "M"):
-        raise TreeringError("labels are dates or times, which NumPy gives back as numbers: give them as texts")
+        raise TreeringError("labels are NumPy's dates or times, which may come back as numbers: give them as texts")
     if hasattr(labels, "ndim") and labels.ndim != 1:
         raise TreeringError(f"labels must have one dimension, not shape {tuple(labels.shape)}")
     names = labels.tolist() if hasattr(labels, "tolist") else list(labels)
@@ -204,9 +204,8 @@ def _stacked(images: list[Tensor]) -> Tensor:
 def _from_numpy(array: np.ndarray) -> Tensor:
     if array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating):
         kind = np.uint8 if array.dtype == np.uint8 else np.float32
-        with np.errstate(
-            over="ignore", under="ignore"
-        ):  # what float32 cannot hold becomes infinite and is refused as such
+        # What float32 cannot hold becomes infinite, and is refused as such, or zero.
+        with np.errstate(over="ignore", under="ignore"):
             return torch.from_numpy(np.array(array, dtype=kind, order="C"))
     raise TreeringError(f"images must be uint8 (0..255) or floating-point (0..1), not {array.dtype}")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def deferred(heard: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Ctrl-C, however often, is only heard meanwhile, and handled as before after that.
+    """Meanwhile Ctrl-C, however often, only calls `heard`; afterwards it is handled as before.
 
     `timeout -s INT`, for one, sends the signal twice.
     """
@@ -31,5 +31,5 @@ def deferred(heard: Callable[[], None] = lambda: None) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if interrupted:
-        signal.raise_signal(signal.SIGINT)
+        if interrupted:
+            signal.raise_signal(signal.SIGINT)

@@ -11,7 +11,6 @@ import functools
 import inspect
 import logging
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from treering import allocator, backbones, checkpoint, inputs, interrupts, methods, randomness
 from treering import images as image_files
 from treering.errors import TreeringError
+from treering.gate import Gate
 from treering.methods.base import Step
 from treering.model import Model, in_order
 from treering.pixels import Images, digests
@@ -64,8 +64,6 @@ class Learner:
 
     _estimator_type = "classifier"
     """Scikit-learn before 1.6 looks at this; later ones at `__sklearn_tags__`."""
-    _steps_begun = 0
-    """Including those that failed: whoever sees it change has seen a network that was not whole."""
 
     def __init__(
         self,
@@ -92,28 +90,25 @@ class Learner:
         self.device = device
         self.progress = progress
         self._model: Model | None = None
-        self._learning = threading.Lock()
-        """Held while a step is under way and the network is not whole."""
+        self._gate = Gate()
+        """Closed while a step is under way and the network is not whole."""
 
     def __copy__(self) -> Self:
         """One that learns on its own: a step changes the network in place."""
         twin = type(self).__new__(type(self))
-        twin.__setstate__(self._at_rest("copy it").__dict__ | {"_model": copy.deepcopy(self._model)})
+        with self._gate.using("copy it"):
+            twin.__setstate__(self.__dict__ | {"_model": copy.deepcopy(self._model)})
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._at_rest("copy it").model:
-            self.learnt_model().method.trainer.release()
-        return {name: value for name, value in self.__dict__.items() if name != "_learning"}
+        """What is pickled: all but the gate, and the weights without what the optimiser keeps beside them."""
+        with self._gate.using("copy it"):
+            if self._model:
+                self._model.method.trainer.release()
+            return {name: value for name, value in self.__dict__.items() if name != "_gate"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state | {"_learning": threading.Lock()}
-
-    def _at_rest(self, action: str) -> Self:
-        """Itself, unless a step is being learnt: by another thread, or by the call whose progress is told just now."""
-        if self._learning.locked():
-            raise _busy(action)
-        return self
+        self.__dict__ |= state | {"_gate": Gate()}
 
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self)).parameters
@@ -182,7 +177,8 @@ class Learner:
 
     def fit(self, images: Any, labels: Any = None) -> Self:
         """Forget everything, then learn one step: what scikit-learn's tools call, cross-validation for one."""
-        learnt, self._model = self._at_rest("fit").model, None
+        with self._gate.using("fit"):
+            learnt, self._model = self._model, None
         try:
             return self.partial_fit(images, labels)
         finally:
@@ -245,14 +241,9 @@ class Learner:
 
         `watch` sees every epoch, whose state a later call can go on from with `resume`.
         """
-        if not self._learning.acquire(blocking=False):
-            raise _busy("learn the next")
-        try:
-            self._steps_begun += 1
+        with self._gate.changing("learn the next"):
             self._learn(pixels, names, resume, watch)
-        finally:
-            self._learning.release()
-            allocator.give_back()
+        allocator.give_back()
 
     def _learn(
         self,
@@ -308,14 +299,13 @@ class Learner:
 
         Images as for `partial_fit`, but no folder; or one file's name.
         """
-        steps_begun, model = self._steps_begun, self._at_rest("predict").learnt_model()
-        opened = self._opened([images] if isinstance(images, str | os.PathLike) else images)
-        pixels = inputs.as_images(opened, model.image_shape[0])
-        _check_shape(pixels, model)
-        with _own_precision(model.method.network.device):
-            probabilities = model.method.probabilities(pixels).double().cpu().numpy()
-        if self._steps_begun != steps_begun:
-            raise TreeringError("another thread has begun a step: predict again when partial_fit has returned")
+        with self._gate.using("predict"):
+            model = self.learnt_model()
+            opened = self._opened([images] if isinstance(images, str | os.PathLike) else images)
+            pixels = inputs.as_images(opened, model.image_shape[0])
+            _check_shape(pixels, model)
+            with _own_precision(model.method.network.device):
+                probabilities = model.method.probabilities(pixels).double().cpu().numpy()
         probabilities = probabilities[:, model.sorted_columns()]
         return probabilities / probabilities.sum(1, keepdims=True)  # they summed to 1 in float32 only
 
@@ -324,6 +314,7 @@ class Learner:
         model = self.learnt_model()
         pixels, names = self._examples(images, labels)
         inputs.one_type(names, model.classes)
+        # In parts: the images of a folder need not fit into memory.
         predicted = [name for part in pixels.split(1024) for name in self.predict(part).tolist()]
         return float(np.mean([given == name for given, name in zip(predicted, names, strict=True)]))
 
@@ -331,7 +322,8 @@ class Learner:
         """Write a model folder, or a new version into one, atomically; the last `keep` versions stay for `undo`."""
         if not isinstance(keep, Integral) or keep < 0:
             raise TreeringError(f"keep must be a whole number, 0 or more, not {keep!r}")
-        checkpoint.save(self._at_rest("save").learnt_model(), Path(folder), keep)
+        with self._gate.using("save"):
+            checkpoint.save(self.learnt_model(), Path(folder), keep)
 
     def evaluate(self, folder: str | os.PathLike[str]) -> Evaluation:
         """How many images of a folder, one folder per class, it gets right."""
@@ -343,8 +335,8 @@ class Learner:
         """Write one file for other programs, OUT.onnx or OUT.pt2; returns by how much its answers differ."""
         from treering import export
 
-        with _own_precision(torch.device("cpu")):
-            return export.export(self._at_rest("export"), Path(out))
+        with self._gate.using("export"), _own_precision(torch.device("cpu")):
+            return export.export(self, Path(out))
 
     @classmethod
     @torch.inference_mode(False)
@@ -420,10 +412,6 @@ class Learner:
         if self.progress is not None:
             passes, loss = report.image_passes, report.mean_loss
             self.progress(Progress(step, report.stage, report.epoch, report.epochs, passes, loss))
-
-
-def _busy(action: str) -> TreeringError:
-    return TreeringError(f"a step is being learnt: {action} when partial_fit has returned")
 
 
 def _own_precision(device: torch.device) -> torch.autocast:

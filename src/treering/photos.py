@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -149,8 +150,6 @@ def learn(
         learner = _open(path, backbone, memory, changes, seed, device)
         model, recipe = learner.model, learner.resolved_recipe()
         known = [str(name) for name in model.classes] if model else []
-        if methods.find(recipe.method).keeps_memory and recipe.memory.kind == "total":
-            recipe.memory.quota(len(set(known) | found.classes.keys()))  # raises, before hours of reading
         channels, size = model.image_shape[:2] if model else (3, recipe.run.image_size)
         disk = None if dry_run else path  # it must have room for the model anyway
         loaded = images.load(found, size, channels, disk, functools.partial(progress, "reading"))
@@ -356,10 +355,10 @@ def _outcome(
 
 def _image_passes(model: Model | None, recipe: Recipe, names: Sequence[str]) -> int:
     """How many images the step is going to train on, all epochs together."""
-    exemplars = model.method.memory.exemplars if model else {}
-    memory = {str(model.classes[column]): len(part) for column, part in exemplars.items()} if model else {}
-    stages = methods.find(recipe.method).plan_step(recipe, Counter(names), memory)
-    return sum(stage.image_passes for stage in stages)
+    column = {str(name): number for number, name in enumerate(model.classes)} if model else {}
+    step: Mapping[Any, int] = Counter(column.get(name, name) for name in names)
+    memory = model.method.replayed(recipe) if model else {}
+    return sum(stage.image_passes for stage in methods.find(recipe.method).plan_step(recipe, step, memory))
 
 
 def _seconds(passes: int, recipe: Recipe, size: int, device: torch.device, distils: bool) -> float:

@@ -1,28 +1,14 @@
-"""Generators: a model's own, and torch's, which all threads share."""
+"""Torch's own generators, which all threads share: used by one thread at a time, and left as they were."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 _IN_USE = threading.RLock()
-
-
-class Generator(torch.Generator):
-    """One that can be handed to a new process: torch's own pickles a tensor that is gone before the other reads it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _generator, (str(self.device), self.get_state().numpy().tobytes())
-
-
-def _generator(device: str, state: bytes) -> Generator:
-    generator = Generator(device)
-    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    return generator
 
 
 def dropout_seed(seed: int, step: int) -> int:
@@ -32,6 +18,6 @@ def dropout_seed(seed: int, step: int) -> int:
 
 @contextlib.contextmanager
 def borrowed(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Torch's generators of the CPU and of these GPUs, for one thread at a time; afterwards they are as before."""
+    """Whatever is drawn from the generators of the CPU and of these GPUs, they are as before afterwards."""
     with _IN_USE, torch.random.fork_rng(devices=devices):
         yield

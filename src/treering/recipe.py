@@ -24,6 +24,9 @@ from treering.errors import TreeringError, nearest
 
 MOST_ORDERS = 10**9
 """Class orders: the seeds that NumPy takes are not many more."""
+MOST_AT_ONCE = 10
+"""Runs that a GPU trains together. Each takes up to three streams, of which torch has 32: two runs that shared one
+would wait for each other, or their captured updates share a workspace."""
 
 
 def _require(condition: bool, message: str) -> None:

@@ -153,8 +153,8 @@ class Trainer:
         self.start_step()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What can be copied and pickled: all but a captured update."""
-        return self.__dict__ | {"_captured": None}
+        """What can be copied and pickled: all but a captured update and the generator, which the method brings."""
+        return {name: value for name, value in self.__dict__.items() if name != "generator"} | {"_captured": None}
 
     @torch.inference_mode(False)
     def release(self) -> None:

@@ -18,11 +18,7 @@ from treering.data.stream import ResidentImages, split_steps
 from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.experiments.at_once import run_many
 from treering.experiments.runner import RunProgress, StreamRun, run_name
-from treering.recipe import Recipe
-
-WAVE = 10
-"""Runs that are captured before any of them trains, so the most at once. Each takes up to three streams, of which torch
-has 32: two runs that shared one would wait for each other, or their captured updates share a workspace."""
+from treering.recipe import MOST_AT_ONCE, Recipe
 
 
 def run(
@@ -67,8 +63,8 @@ def run(
         name_column,
     )
     with Progress(*columns, console=console, disable=not console.is_interactive) as lines:
-        for start in range(0, len(recipes), WAVE):
-            runs = {run_name(recipe): prepared(recipe) for recipe in recipes[start : start + WAVE]}
+        for start in range(0, len(recipes), MOST_AT_ONCE):  # all of these are captured before any of them trains
+            runs = {run_name(recipe): prepared(recipe) for recipe in recipes[start : start + MOST_AT_ONCE]}
             ready = {name: one for name, one in runs.items() if one is not None}
             for name, one in ready.items():
                 if _is_result_of(one.recipe, results):

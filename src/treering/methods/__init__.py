@@ -17,7 +17,6 @@ from treering.methods.icarl import ICaRL
 from treering.methods.joint import Joint
 from treering.methods.lwf import LwFMC
 from treering.network import IncrementalNetwork
-from treering.randomness import Generator
 from treering.recipe import Recipe
 
 METHODS: dict[str, type[Method]] = {
@@ -44,7 +43,7 @@ def create(recipe: Recipe, features: nn.Module, mean_image: Tensor, seed: int, d
     size, draws = backbones.probe(features, mean_image.shape)
     network = IncrementalNetwork(features, size, mean_image, recipe.pixel_scale).to(device)
     network.draws = draws
-    return chosen(recipe, network, Generator(device).manual_seed(seed))
+    return chosen(recipe, network, torch.Generator(device).manual_seed(seed))
 
 
 def find_device(name: str) -> torch.device:

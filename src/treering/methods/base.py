@@ -78,6 +78,18 @@ class Method(ABC):
                 part.data = part.detach().contiguous(memory_format=memory_format)
         self.trainer = Trainer(network, self.loss, recipe.optimizer, generator, captured=fast)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The generator as bytes: torch pickles a tensor, which is gone before a new process could read it."""
+        state = bytes(self.generator.get_state().numpy())
+        return self.__dict__ | {"generator": (str(self.generator.device), state)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        device, drawn = state["generator"]
+        generator = torch.Generator(device)
+        generator.set_state(torch.frombuffer(bytearray(drawn), dtype=torch.uint8))
+        self.__dict__ |= state | {"generator": generator}
+        self.trainer.generator = generator
+
     @classmethod
     def label(cls, recipe: Recipe) -> str:
         """The method's name in results."""
@@ -108,6 +120,10 @@ class Method(ABC):
     def plan_step(cls, recipe: Recipe, step: Mapping[Any, int], memory: Mapping[Any, int]) -> list[StagePlan]:
         """The stages of a step, given how many images each of its classes and each class in memory has."""
         return [StagePlan.of(sum(step.values()) + sum(memory.values()), recipe.training, recipe)]
+
+    def replayed(self, recipe: Recipe) -> dict[Any, int]:
+        """The images of each class in memory, for `plan_step`."""
+        return {label: len(images) for label, images in self.memory.exemplars.items()}
 
     @classmethod
     def memory_before(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[dict[Any, int]]:

@@ -40,8 +40,9 @@ class GEM(Method):
         self._episodes = self._episodic_memory()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What can be copied and pickled: all but a captured update."""
-        return self.__dict__ | {"_past": None}
+        """What can be copied and pickled: all but a captured update, and images that the memory has too."""
+        empty = TrainingSet.empty(0, self.network.mean_image.shape, self.network.columns, self.network.device)
+        return super().__getstate__() | {"_past": None, "_episodes": empty}
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -76,8 +77,13 @@ class GEM(Method):
         own_NC = head_of_class_C[labels_N][:, None] == head_of_class_C
         return F.cross_entropy(logits_NC.masked_fill(~own_NC, -torch.inf), labels_N)
 
+    def replayed(self, recipe: Recipe) -> dict[Any, int]:
+        """By past task, not by class: a task that has fewer images than the memory has room for repeats them."""
+        return {int(self.network.head_of_class[label]): recipe.memory.size for label in self.memory.exemplars}
+
     @classmethod
     def memory_before(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[dict[Any, int]]:
+        """By past task, too."""
         return [dict.fromkeys(range(past_tasks), recipe.memory.size) for past_tasks in range(len(steps))]
 
     @classmethod

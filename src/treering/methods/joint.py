@@ -41,9 +41,10 @@ class Joint(Method):
         self.network.add_head(classes, self.generator)
         self.trainer.fit("training", self.training_set(*self.memory.contents()), self.recipe.training)
 
-    @classmethod
-    def memory_before(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[dict[Any, int]]:
-        return [dict(item for step in steps[:number] for item in step.items()) for number in range(len(steps))]
-
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         return losses.cross_entropy(logits_NC, labels_N)
+
+    @classmethod
+    def memory_before(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[dict[Any, int]]:
+        """Every image so far."""
+        return [dict(item for step in steps[:number] for item in step.items()) for number in range(len(steps))]
