@@ -398,7 +398,7 @@ def test_a_narrow_terminal_shows_all_but_the_end_of_the_name(tmp_path: Path, mon
 def test_runs_at_once_are_shown_by_what_tells_them_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = [TINY, TINY.changed(["run.order=1"]), TINY.changed(["run.order=1", "balanced.epochs=0"])]
     said = shown(tmp_path, monkeypatch, recipes, force_terminal=True, force_interactive=True, width=80)
-    labels = set(re.findall(r"images/s (\S+) *(?:\n|$)", said))
+    labels = set(re.findall(r"images/s +(\S+) *(?:\n|$)", said))
     assert labels == {"bf-order0", "bf-order1", "base-order1"}
 
 
