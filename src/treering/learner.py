@@ -241,6 +241,7 @@ class Learner:
 
         `watch` sees every epoch, whose state a later call can go on from with `resume`.
         """
+        allocator.keep()
         with self._gate.changing("learn the next"):
             self._learn(pixels, names, resume, watch)
         allocator.give_back()
