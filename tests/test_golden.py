@@ -31,7 +31,7 @@ class Recording(Learner):
 
 def run() -> dict[str, list[float]]:
     """Two steps of EEIL with all that belongs to it: augmentation, noise, decay, distillation, balanced stage."""
-    random = np.random.RandomState(7)
+    random = np.random.RandomState(15)  # images without near-ties, which herding breaks as a CPU's rounding has it
     patterns = random.randint(0, 256, (5, 12, 12, 3))
     labels = np.repeat(np.arange(5), 8)
     images = np.clip(patterns[labels] + random.normal(0, 50, (40, 12, 12, 3)), 0, 255).astype(np.uint8)
