@@ -977,9 +977,11 @@ def test_a_model_loaded_in_inference_mode_can_learn(tmp_path: Path) -> None:
     assert list(loaded.classes_) == [0, 1, 2]
 
 
-def test_a_pickled_learner_goes_on_alike() -> None:
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_pickled_learner_goes_on_alike(inference: bool) -> None:
     learner = tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6}))
-    again = pickle.loads(pickle.dumps(learner))
+    with torch.inference_mode(inference):
+        again = pickle.loads(pickle.dumps(learner))
     for one in (learner, again):
         one.partial_fit(*examples({2: 6}))
     assert state_of(again) == state_of(learner)

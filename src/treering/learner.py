@@ -109,6 +109,9 @@ class Learner:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state | {"_gate": Gate()}
+        if torch.is_inference_mode_enabled():  # tensors read there can never be trained, copies of them can
+            with torch.inference_mode(False):
+                self._model = copy.deepcopy(self._model)
 
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self)).parameters
