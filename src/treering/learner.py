@@ -245,9 +245,11 @@ class Learner:
         `watch` sees every epoch, whose state a later call can go on from with `resume`.
         """
         allocator.keep()
-        with self._gate.changing("learn the next"):
-            self._learn(pixels, names, resume, watch)
-        allocator.give_back()
+        try:
+            with self._gate.changing("learn the next"):
+                self._learn(pixels, names, resume, watch)
+        finally:
+            allocator.give_back()
 
     def _learn(
         self,
