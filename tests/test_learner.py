@@ -51,6 +51,7 @@ from treering import (
     augment,
     methods,
 )
+from treering.gate import Gate
 from treering.network import IncrementalNetwork
 from treering.trainer import BatchUpdate
 
@@ -1150,3 +1151,16 @@ def test_a_batch_of_an_epoch_drawn_in_parts_is_never_one_image_again_and_again(
     )
     learner.partial_fit(*examples({0: count - count // 2, 1: count // 2}))
     assert batches == [8] * (2 * -(-count // 8))
+
+
+def test_a_use_that_ctrl_c_has_cut_off_does_not_hold_up_its_own_thread() -> None:
+    gate, changed = Gate(), threading.Event()
+
+    def cut_off_then_change() -> None:
+        cut_off = gate.using("predict")
+        cut_off.__enter__()
+        with gate.changing("learn the next"):
+            changed.set()
+
+    threading.Thread(target=cut_off_then_change, daemon=True).start()
+    assert changed.wait(30)

@@ -13,35 +13,36 @@ class Gate:
     """Many may use a thing at the same time; who changes it waits for them and is alone."""
 
     def __init__(self) -> None:
-        self._users = 0
+        self._users: list[int] = []
+        """The thread of each use. Ctrl-C may leave one behind, which its own thread must not wait for."""
         self._changing = False
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def using(self, action: str) -> Iterator[None]:
         """Raise if it is being changed, by another thread or by the call that tells its progress just now."""
-        counted = False
+        thread, counted = threading.get_ident(), False
         try:
             with self._changed:
                 self._require_rest(action)
                 counted = True
-                self._users += 1
+                self._users.append(thread)
             yield
         finally:
             if counted:
                 with self._changed:
-                    self._users -= 1
+                    self._users.remove(thread)
                     self._changed.notify_all()
 
     @contextlib.contextmanager
     def changing(self, action: str) -> Iterator[None]:
-        """Wait until nobody uses it."""
-        mine = False
+        """Wait until no other thread uses it."""
+        thread, mine = threading.get_ident(), False
         try:
             with self._changed:
                 self._require_rest(action)
                 mine = self._changing = True
-                self._changed.wait_for(lambda: not self._users)
+                self._changed.wait_for(lambda: all(user == thread for user in self._users))
             yield
         finally:
             if mine:
