@@ -22,7 +22,7 @@ format: $(VENV)/dev-installed
 	$(BIN)/ruff format .
 
 tables: $(VENV)/dev-installed
-	$(BIN)/python -m treering.experiments.tables README.md results
+	$(BIN)/python -m treering.report.tables README.md results
 	$(BIN)/python benchmarks/table.py README.md
 
 clean:

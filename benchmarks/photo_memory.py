@@ -22,7 +22,8 @@ LEARN = """
 import resource, sys
 from pathlib import Path
 import torch
-from treering import backbones, photos
+from treering.core import backbones
+from treering.photos import learn as photos
 from treering.cli import _keep_freed_memory
 
 _keep_freed_memory()

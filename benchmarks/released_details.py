@@ -39,16 +39,17 @@ from step_means import by_step_means, first_classes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treering import backbones, data, losses, methods
-from treering.backbones import ResidualBlock, ResNet
+from treering import data, methods
+from treering.core import backbones, losses
+from treering.core.backbones import ResidualBlock, ResNet
+from treering.core.network import IncrementalNetwork
+from treering.core.trainer import TrainingSet
 from treering.data.stream import ResidentImages, Stream
-from treering.experiments.at_once import run_many
-from treering.experiments.runner import StreamRun
+from treering.experiments.run import StreamRun
+from treering.experiments.scheduler import run_many
 from treering.methods.eeil import EEIL
-from treering.network import IncrementalNetwork
-from treering.pixels import Images
 from treering.recipe import Recipe
-from treering.trainer import TrainingSet
+from treering.runtime.pixels import Images
 
 BATCH = 256
 """Images that the released code labels at once."""

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from treering import backbones, methods
-from treering.experiments.runner import current_commit
+from treering import methods
+from treering.core import backbones
+from treering.core.trainer import TrainingSet
+from treering.experiments.run import current_commit
 from treering.recipe import Recipe
-from treering.trainer import TrainingSet
 
 CLASSES_PER_HEAD, IMAGES, SHAPE = 10, 1280, (3, 32, 32)
 

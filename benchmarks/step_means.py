@@ -23,8 +23,8 @@ from torch import Tensor
 
 from treering import data, methods
 from treering.data.stream import Dataset, ResidentImages, Stream, class_order
-from treering.experiments.at_once import run_many
-from treering.experiments.runner import StreamRun
+from treering.experiments.run import StreamRun
+from treering.experiments.scheduler import run_many
 from treering.recipe import Recipe
 
 

@@ -21,11 +21,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from treering import backbones, methods
-from treering.experiments.runner import current_commit
+from treering import methods
+from treering.core import backbones
+from treering.core.trainer import TrainingSet, batch_plan
+from treering.experiments.run import current_commit
 from treering.methods import Method
 from treering.recipe import Recipe, Schedule
-from treering.trainer import TrainingSet, batch_plan
 
 CLASSES, HEADS, SHAPE = 100, 10, (3, 32, 32)
 

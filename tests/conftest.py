@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule, trainer
+from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule
+from treering.core import trainer
 from treering.methods import Method
 
 torch.set_num_threads(1)

@@ -25,7 +25,10 @@ import torch
 from conftest import images_of, kept, state_of
 from PIL import Image
 
-from treering import Learner, TreeringError, files, images, photos, pixels
+from treering import Learner, TreeringError
+from treering.images import folders as images
+from treering.photos import learn as photos
+from treering.runtime import files, pixels
 
 SIDE = 20
 MEMORY = 6

@@ -59,7 +59,7 @@ def command(*arguments: object) -> Finished:
         warnings.showwarning = lambda *details: err.write(warnings.formatwarning(*details[:4]))  # pytest's keeps them
         warnings.simplefilter("default")
         warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # as treering.images has it
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # as treering.images.folders has it
         try:
             cli.main()
             code = 0

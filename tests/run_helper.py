@@ -23,11 +23,13 @@ import pytest
 import torch
 from conftest import RECIPE, TinyFeatures, images_of
 
-from treering import Recipe, backbones, files
+from treering import Recipe
+from treering.core import backbones
 from treering.data.stream import Dataset, ResidentImages
-from treering.experiments import runner
+from treering.experiments import run as runner
 from treering.methods import Method
 from treering.recipe import Budget, Run, Schedule
+from treering.runtime import files
 
 TINY = replace(
     RECIPE,

@@ -18,9 +18,10 @@ import run_helper
 import torch
 from run_helper import TINY, tiny_images, without_times
 
-from treering import TreeringError, backbones
-from treering.experiments.at_once import run_many
-from treering.experiments.runner import StreamRun
+from treering import TreeringError
+from treering.core import backbones
+from treering.experiments.run import StreamRun
+from treering.experiments.scheduler import run_many
 from treering.recipe import MOST_AT_ONCE, Run
 
 

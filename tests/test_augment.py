@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from treering import augment
+from treering.core import augment
 from treering.recipe import Augmentation
 
 TWELVEFOLD = Augmentation(kind="twelvefold")

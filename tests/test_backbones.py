@@ -14,8 +14,10 @@ from conftest import examples, images_of, tiny_learner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treering import Learner, Recipe, backbones, photos
+from treering import Learner, Recipe
+from treering.core import backbones
 from treering.errors import TreeringError
+from treering.photos import learn as photos
 
 
 def count(module: nn.Module) -> int:

@@ -18,7 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from photo_helper import BAD_FILES, TINY, Finished, command, encoded, unreadable, write_bad, write_photos
 
-from treering import Learner, console, files, images, speed
+from treering import Learner, speed
+from treering.images import folders as images
+from treering.photos import console
+from treering.runtime import files
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from report_helper import cifar, result
 
-from treering.experiments import charts
-from treering.experiments.charts import Bars, Lines, Matrices
+from treering.report import charts
+from treering.report.charts import Bars, Lines, Matrices
 
 
 def only(results: list[dict[str, Any]], part: str, kind: type) -> Any:

@@ -26,7 +26,9 @@ from PIL import Image
 from torch import nn
 
 import treering
-from treering import Augmentation, Budget, Learner, TreeringError, checkpoint, files
+from treering import Augmentation, Budget, Learner, TreeringError
+from treering.runtime import files
+from treering.storage import model_folder as checkpoint
 
 THIRD = examples({"ant": 5, "cat": 2}, seed=2)
 IMAGES = images_of(["cat", "dog", "owl", "ant"], seed=9)

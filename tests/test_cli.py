@@ -71,7 +71,7 @@ for arguments, code in ((["--help"], 0), (["run", "nonsense"], 2)):
     assert not {"torch", "numpy", "scipy"} & set(sys.modules), "PyTorch takes seconds"
 assert {"Learner", "learn", "load", "undo", "Recipe"} <= set(dir(treering))
 assert treering.Learner.__module__ == "treering.learner"
-assert treering.learn.__module__ == "treering.photos"
+assert treering.learn.__module__ == "treering.photos.learn"
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=600)
 

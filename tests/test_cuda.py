@@ -10,15 +10,16 @@ import pytest
 import torch
 from test_kernels import loss_and_gradient
 
-from treering import Learner, backbones, fused, losses, methods
+from treering import Learner, methods
+from treering.core import backbones, fused, losses
+from treering.core.network import IncrementalNetwork
+from treering.core.optim import SGD
+from treering.core.trainer import TrainingSet
 from treering.data.stream import Dataset, ResidentImages
-from treering.experiments import runner
-from treering.experiments.at_once import run_many
-from treering.experiments.runner import StreamRun
-from treering.network import IncrementalNetwork
-from treering.optim import SGD
+from treering.experiments import run as runner
+from treering.experiments.run import StreamRun
+from treering.experiments.scheduler import run_many
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Run, Schedule
-from treering.trainer import TrainingSet
 
 pytestmark = [
     pytest.mark.cuda,
@@ -186,7 +187,7 @@ def test_update_kernel_is_the_plain_optimiser(decay):
 
 
 def test_a_kernel_that_fails_leaves_the_training_to_the_framework(images, tmp_path, monkeypatch, caplog):
-    from treering.fused import residual_kernels
+    from treering.core.fused import residual_kernels
 
     def fail(*arguments, **settings):
         raise RuntimeError("no C compiler")

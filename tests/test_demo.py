@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from treering import Progress, Schedule, TreeringError, demo, metrics
+from treering import Progress, Schedule, TreeringError, demo
+from treering.core import metrics
 from treering.data import digits
 from treering.data.stream import Dataset, class_order, split_steps
 

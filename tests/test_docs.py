@@ -18,9 +18,9 @@ from scipy import stats
 
 from treering import Learner, methods
 from treering.data.stream import Dataset, ResidentImages
-from treering.experiments import tables
-from treering.experiments.runner import StreamRun
+from treering.experiments.run import StreamRun
 from treering.recipe import Run
+from treering.report import tables
 
 PROJECT = Path(__file__).parent.parent
 PAGE = PROJECT / "docs" / "adding-a-method.md"

@@ -17,14 +17,15 @@ from run_helper import TINY, Interruptible, tiny_images
 from test_augment import windows_of
 from torch import Tensor
 
-from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule, augment, backbones
-from treering.experiments import runner
-from treering.experiments.runner import StreamRun
+from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule
+from treering.core import augment, backbones
+from treering.core.network import IncrementalNetwork
+from treering.core.trainer import Trainer, TrainingSet
+from treering.experiments import run as runner
+from treering.experiments.run import StreamRun
 from treering.learner import Progress
 from treering.methods import METHODS
-from treering.network import IncrementalNetwork
 from treering.recipe import Run
-from treering.trainer import Trainer, TrainingSet
 
 DRAWN = Augmentation(kind="crop-mirror", padding=1)
 Example = tuple[bytes, int, bytes]

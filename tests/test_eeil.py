@@ -14,9 +14,10 @@ import torch
 from conftest import RECIPE, examples, images_of, kept, method_of, state_of, tiny_learner
 from torch import Tensor
 
-from treering import Augmentation, Budget, Learner, Schedule, TreeringError, augment, losses
-from treering.network import IncrementalNetwork
-from treering.trainer import Trainer
+from treering import Augmentation, Budget, Learner, Schedule, TreeringError
+from treering.core import augment, losses
+from treering.core.network import IncrementalNetwork
+from treering.core.trainer import Trainer
 
 
 @dataclass

@@ -11,8 +11,8 @@ from matplotlib import rcParams
 from PIL import Image
 from report_helper import cifar, result
 
-from treering.experiments import charts, figures
-from treering.experiments.charts import Bar, Bars, Chart, Line, Lines, Matrices, Matrix
+from treering.report import charts, figures
+from treering.report.charts import Bar, Bars, Chart, Line, Lines, Matrices, Matrix
 
 
 def first(part: str, **changes: object) -> Chart:

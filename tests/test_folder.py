@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from photo_helper import Finished, command, pixels_of, write_bad, write_photos
 
-from treering import TreeringError, data, images
+from treering import TreeringError, data
 from treering.data import folder
+from treering.images import folders as images
 
 COUNTS = {"cat": 6, "dog": 5, "owl": 4}
 

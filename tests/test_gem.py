@@ -21,13 +21,14 @@ from run_helper import TINY, Interruptible, tiny_images
 from scipy import optimize
 from torch import Tensor, nn
 
-from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, TreeringError, backbones, data, methods
+from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, TreeringError, data, methods
+from treering.core import backbones
+from treering.core.network import SPARE_LOGIT, IncrementalNetwork
 from treering.data.stream import ResidentImages
-from treering.experiments import runner
-from treering.experiments.runner import StreamRun
+from treering.experiments import run as runner
+from treering.experiments.run import StreamRun
 from treering.methods.base import Step
 from treering.methods.gem import GEM, projection
-from treering.network import SPARE_LOGIT, IncrementalNetwork
 from treering.recipe import Run
 
 PLAIN = Optimizer(batch_size=64, momentum=0.0, weight_decay=0.0, noise_eta=0.0)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule
-from treering.trainer import EpochReport
+from treering.core.trainer import EpochReport
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 BATCHES = 5

@@ -19,13 +19,14 @@ from run_helper import TINY, result_files, tiny_images
 from test_draws import DRAWN, Fit, watch_fits
 from torch import Tensor
 
-from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule, augment, backbones, methods
+from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule, methods
+from treering.core import augment, backbones
+from treering.core.network import IncrementalNetwork
 from treering.errors import TreeringError
-from treering.experiments import runner
-from treering.experiments.runner import StreamRun, run_name
+from treering.experiments import run as runner
+from treering.experiments.run import StreamRun, run_name
 from treering.methods.base import Step
 from treering.methods.icarl import ICaRL
-from treering.network import IncrementalNetwork
 from treering.recipe import Run
 
 FIRST, SECOND, THIRD = examples({0: 10, 1: 9}), examples({2: 8, 3: 10, 4: 9}, seed=1), examples({5: 7}, seed=2)

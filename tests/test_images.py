@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from photo_helper import BAD_FILES, encoded, png_of_size, unreadable, write_bad, write_photos
 from PIL import Image
 
-from treering import TreeringError, images
-from treering.images import UnreadableError
+from treering import TreeringError
+from treering.images import folders as images
+from treering.images.folders import UnreadableError
 
 COLOURS = np.array([[[200, 30, 30], [30, 180, 40]], [[40, 50, 190], [220, 210, 60]]], np.uint8)
 

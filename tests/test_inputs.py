@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from treering import Budget, Learner, Recipe, TreeringError, inputs
+from treering import Budget, Learner, Recipe, TreeringError
+from treering.images import arrays as inputs
 from treering.recipe import Run
 
 LABELS = ["cat", "dog", "cat", "dog"]

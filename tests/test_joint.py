@@ -19,10 +19,12 @@ from run_helper import TINY, tiny_dataset, tiny_images
 from test_draws import DRAWN, Fit, watch_fits
 from test_icarl import ready
 
-from treering import Augmentation, Budget, Learner, Recipe, backbones, data
-from treering.experiments import console, tables
-from treering.experiments.runner import StreamRun, run_name
+from treering import Augmentation, Budget, Learner, Recipe, data
+from treering.core import backbones
+from treering.experiments import console
+from treering.experiments.run import StreamRun, run_name
 from treering.recipe import Run
+from treering.report import tables
 
 FIRST, SECOND = examples({0: 10, 1: 9}), examples({2: 8, 3: 10, 4: 9}, seed=1)
 AGAIN = examples({1: 4, 5: 6, 3: 2}, seed=2)

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from treering import backbones, fused, losses
-from treering.backbones import ResNet
-from treering.fused import residual
-from treering.network import SPARE_LOGIT, IncrementalNetwork
-from treering.optim import SGD
+from treering.core import backbones, fused, losses
+from treering.core.backbones import ResNet
+from treering.core.fused import residual
+from treering.core.network import SPARE_LOGIT, IncrementalNetwork
+from treering.core.optim import SGD
+from treering.core.trainer import BatchUpdate, CapturedUpdate, TrainingSet
 from treering.recipe import Optimizer
-from treering.trainer import BatchUpdate, CapturedUpdate, TrainingSet
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled here: see test_cuda.py")
 if not torch.cuda.is_available():
@@ -366,7 +366,7 @@ def test_a_capture_uses_the_kernels_where_they_work(failures: list[str]) -> None
 def test_a_kernel_that_fails_is_done_without(
     failures: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from treering.fused import residual_kernels
+    from treering.core.fused import residual_kernels
 
     def fail(*arguments: Any, **settings: Any) -> None:
         raise RuntimeError("no C compiler")

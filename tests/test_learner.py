@@ -39,21 +39,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from treering import (
-    Augmentation,
-    Budget,
-    Learner,
-    Optimizer,
-    Progress,
-    Recipe,
-    Schedule,
-    TreeringError,
-    augment,
-    methods,
-)
-from treering.gate import Gate
-from treering.network import IncrementalNetwork
-from treering.trainer import BatchUpdate
+from treering import Augmentation, Budget, Learner, Optimizer, Progress, Recipe, Schedule, TreeringError, methods
+from treering.core import augment
+from treering.core.network import IncrementalNetwork
+from treering.core.trainer import BatchUpdate
+from treering.runtime.gate import Gate
 
 LONG = {"training": Schedule(epochs=15, lr=0.1), "balanced": Schedule(epochs=8, lr=0.02)}
 """Enough epochs to learn colours for certain."""

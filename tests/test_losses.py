@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from treering import losses
-from treering.network import SPARE_LOGIT
+from treering.core import losses
+from treering.core.network import SPARE_LOGIT
 
 UNEVEN_HEADS = [1, 7, 2, 30]
 TEMPERATURES = [1.0, 2.0, 3.5]

@@ -14,8 +14,9 @@ from run_helper import TINY, result_files, tiny_images
 from test_draws import DRAWN, Fit, watch_fits
 from test_icarl import assert_icarls_training, one_hot, outputs_of, pixels, ready
 
-from treering import Augmentation, Budget, Schedule, backbones, methods
-from treering.experiments.runner import StreamRun, run_name
+from treering import Augmentation, Budget, Schedule, methods
+from treering.core import backbones
+from treering.experiments.run import StreamRun, run_name
 from treering.recipe import Run
 
 FIRST, SECOND, THIRD = examples({0: 10, 1: 9}), examples({2: 8, 3: 10}, seed=1), examples({4: 7}, seed=2)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from treering.core.memory import Memory
 from treering.errors import TreeringError
-from treering.memory import Memory
 from treering.recipe import Budget
 
 BUDGETS = st.builds(Budget, kind=st.sampled_from(["total", "per-class"]), size=st.integers(1, 60))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from treering import metrics
+from treering.core import metrics
 
 accuracies = st.floats(0, 100)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from treering import backbones
-from treering.network import SPARE_LOGIT, IncrementalNetwork
+from treering.core import backbones
+from treering.core.network import SPARE_LOGIT, IncrementalNetwork
 
 UNEVEN_HEADS = [1, 7, 2, 30]
 

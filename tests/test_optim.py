@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from treering.network import IncrementalNetwork
-from treering.optim import SGD, noise_deviation
+from treering.core.network import IncrementalNetwork
+from treering.core.optim import SGD, noise_deviation
 from treering.recipe import Optimizer
 
 QUIET = Optimizer(noise_eta=0.0, weight_decay=0.02)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from report_helper import cifar, result
 
-from treering.experiments import charts, page
+from treering.report import charts, page
 
 needs_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
 HOSTILE = "</script><img src=x onerror=alert(1)><!--"

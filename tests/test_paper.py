@@ -14,9 +14,9 @@ from treering import cli, speed
 from treering.data.stream import split_steps
 from treering.errors import TreeringError
 from treering.experiments import console, paper
-from treering.experiments.runner import method_label, run_name
-from treering.experiments.tables import paper_rows
+from treering.experiments.run import method_label, run_name
 from treering.recipe import Recipe
+from treering.report.tables import paper_rows
 
 TABLES = {
     "table-1a": "1a",

@@ -18,8 +18,10 @@ import torch
 from photo_helper import NOT_AN_IMAGE, TINY, command, write_bad, write_photos
 from PIL import Image
 
-from treering import Budget, Learner, Recipe, evaluation, images, overview, speed
+from treering import Budget, Learner, Recipe, evaluation, speed
 from treering.evaluation import Evaluation, Prediction
+from treering.images import folders as images
+from treering.photos import overview
 
 CLASSES = ["cat", "dog", "owl"]
 

@@ -25,7 +25,12 @@ from conftest import run_python
 from learn_helper import CHANGES, FIRST, MEMORY, SECOND, learn, leftovers, make_folder, model_state
 
 import treering
-from treering import Learner, TreeringError, checkpoint, files, images, in_flight, photos, pixels
+from treering import Learner, TreeringError
+from treering.images import folders as images
+from treering.photos import learn as photos
+from treering.runtime import files, pixels
+from treering.storage import model_folder as checkpoint
+from treering.storage import resume as in_flight
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 SAVES_OF_SECOND = 5
@@ -453,7 +458,7 @@ import os, sys
 from pathlib import Path
 import torch
 from learn_helper import learn
-from treering import photos
+from treering.photos import learn as photos
 
 torch.set_num_threads(1)
 photos.SAVE_EVERY = 0.0
@@ -535,7 +540,8 @@ import json, os, shutil, signal, sys
 from pathlib import Path
 import torch
 from learn_helper import Ticks, digest, in_child
-from treering import cli, console, photos
+from treering import cli
+from treering.photos import console, learn as photos
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 torch.set_num_threads(1)
@@ -598,7 +604,8 @@ def test_ctrl_c_at_any_moment_is_one_line_and_exit_code_130_and_the_learn_can_go
 
 COMMAND = """
 import signal, sys, torch
-from treering import cli, photos
+from treering import cli
+from treering.photos import learn as photos
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 torch.set_num_threads(1)
 photos.SAVE_EVERY = 0.0

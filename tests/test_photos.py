@@ -14,8 +14,11 @@ from conftest import examples, kept
 from learn_helper import CHANGES, FIRST, MEMORY, SECOND, SIDE, held_out_of, learn, make_folder, model_state, pixels_in
 from PIL import Image
 
-from treering import Budget, Learner, TreeringError, augment, checkpoint, methods, photos
-from treering.images import read
+from treering import Budget, Learner, TreeringError, methods
+from treering.core import augment
+from treering.images.folders import read
+from treering.photos import learn as photos
+from treering.storage import model_folder as checkpoint
 
 LARGER = {"changes": [*CHANGES, "memory.held_out=0.5"], "memory": 8}
 """Four exemplars and four held-out images of each class."""

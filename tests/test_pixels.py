@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from treering import pixels
-from treering.pixels import PixelFile, StoredImages
+from treering.runtime import pixels
+from treering.runtime.pixels import PixelFile, StoredImages
 
 
 def random_images(count: int, shape: tuple[int, int, int], seed: int) -> Tensor:

@@ -11,7 +11,8 @@ import pytest
 from report_helper import result, save
 
 from treering import TreeringError
-from treering.experiments import figures, report
+from treering.report import build as report
+from treering.report import figures
 
 ROOT = Path(__file__).parent.parent
 

@@ -31,23 +31,14 @@ from rich.console import Console
 from run_helper import TINY, Interruptible, digest, result_files, tiny_dataset, tiny_images, without_times
 
 import treering
-from treering import (
-    Augmentation,
-    Budget,
-    Optimizer,
-    Recipe,
-    Schedule,
-    TreeringError,
-    backbones,
-    data,
-    files,
-    in_flight,
-    methods,
-    trainer,
-)
-from treering.experiments import console, runner
-from treering.experiments.runner import RunProgress, StreamRun, run_name
+from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, TreeringError, data, methods
+from treering.core import backbones, trainer
+from treering.experiments import console
+from treering.experiments import run as runner
+from treering.experiments.run import RunProgress, StreamRun, run_name
 from treering.recipe import Run
+from treering.runtime import files
+from treering.storage import resume as in_flight
 
 KEYS = {
     *("method", "dataset", "classes_per_step", "memory", "selection", "order", "seed", "accuracy", "top5"),

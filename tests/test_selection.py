@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from treering import selection
+from treering.core import selection
 
 RULES = sorted(selection.RULES)
 

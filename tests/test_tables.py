@@ -14,9 +14,9 @@ from report_helper import cifar
 from report_helper import result as own_result
 
 from treering import TreeringError
-from treering.experiments import tables
-from treering.experiments.runner import run_name
+from treering.experiments.run import run_name
 from treering.recipe import Recipe
+from treering.report import tables
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from treering import Learner, Recipe, Schedule, TreeringError
-from treering.network import IncrementalNetwork
+from treering.core.network import IncrementalNetwork
+from treering.core.trainer import EpochReport, Trainer, TrainingSet, batch_plan
 from treering.recipe import Optimizer
-from treering.trainer import EpochReport, Trainer, TrainingSet, batch_plan
 
 
 class Seen(nn.Module):

@@ -14,9 +14,9 @@ from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Schedule
 from treering.version import __version__
 
 if TYPE_CHECKING:
-    from treering.checkpoint import undo
     from treering.learner import Learner, Progress
     from treering.photos import learn
+    from treering.storage.model_folder import undo
 
 __all__ = [
     "Augmentation",
@@ -33,7 +33,12 @@ __all__ = [
     "undo",
 ]
 
-_WITH_TORCH = {"Learner": "learner", "Progress": "learner", "learn": "photos", "undo": "checkpoint"}
+_WITH_TORCH = {
+    "Learner": "learner",
+    "Progress": "learner",
+    "learn": "photos.learn",
+    "undo": "storage.model_folder",
+}
 """Imported when first asked for, name -> module: PyTorch takes seconds, and `treering --help` should not."""
 
 

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 
 import treering
-from treering import allocator
 from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.recipe import MOST_AT_ONCE, MOST_ORDERS, Recipe
+from treering.runtime import allocator
 
 app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
 console = Console(emoji=False)
@@ -105,7 +105,7 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder for the page, the tables and the figures.")] = Path("report"),
 ) -> None:
     """Tables beside the paper's, figures, and one self-contained HTML page, from result files."""
-    from treering.experiments import report as experiments_report
+    from treering.report import build as experiments_report
 
     with _interruptible("interrupted"):
         files = experiments_report.write(results, out)
@@ -155,8 +155,8 @@ def learn(
     ] = False,
 ) -> None:
     """Teach a model the classes of a folder; a model that is not there yet is made."""
-    from treering import photos
-    from treering.console import Bars, Printer
+    from treering.photos import learn as photos
+    from treering.photos.console import Bars, Printer
 
     printer = Printer(console)
     plans: list[photos.Plan] = []
@@ -195,8 +195,8 @@ def predict(
 ) -> None:
     """Say what images show. The exit code is 1 if one could not be read."""
     from treering import evaluation
-    from treering.console import Printer
     from treering.learner import Learner
+    from treering.photos.console import Printer
 
     with _interruptible("interrupted"):
         learner = Learner.load(model, device=device)
@@ -215,8 +215,8 @@ def evaluate(
 ) -> None:
     """How many images of a folder the model gets right, class by class."""
     from treering import evaluation
-    from treering.console import Printer
     from treering.learner import Learner
+    from treering.photos.console import Printer
 
     if picture:
         evaluation.require_drawing(picture)
@@ -235,9 +235,10 @@ def info(
     gallery: Annotated[Path | None, typer.Option(help="Draw the exemplars to this PNG file.")] = None,
 ) -> None:
     """What a model knows and keeps."""
-    from treering import files, overview
-    from treering.console import Printer
     from treering.learner import Learner
+    from treering.photos import overview
+    from treering.photos.console import Printer
+    from treering.runtime import files
 
     if gallery:
         files.require_png(gallery)
@@ -255,8 +256,8 @@ def export(
 ) -> None:
     """Write the model as one file for other programs, checked against the model first."""
     from treering import export as exporting
-    from treering.console import Printer
     from treering.learner import Learner
+    from treering.photos.console import Printer
 
     with _interruptible("interrupted"):
         difference = exporting.export(Learner.load(model, device="cpu"), out)
@@ -268,8 +269,8 @@ def export(
 @app.command()
 def undo(model: ModelPath) -> None:
     """Go back to the model before its last step."""
-    from treering import checkpoint
-    from treering.console import Printer
+    from treering.photos.console import Printer
+    from treering.storage import model_folder as checkpoint
 
     checkpoint.undo(model)
     classes = checkpoint.read_manifest(model)["classes"]

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from treering import learner, metrics
+from treering import learner
+from treering.core import metrics
 from treering.data import digits
 from treering.data.stream import Dataset, class_order, split_steps
 from treering.errors import TreeringError

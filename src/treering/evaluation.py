@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from treering import files, images
 from treering.errors import TreeringError
+from treering.images import folders as images
 from treering.learner import Learner
+from treering.runtime import files
 
 MOST_NAMES = 250
 """Classes that are named in a picture of the confusion matrix; of more, every second, every third and so on."""

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering import files
+from treering.core.network import IncrementalNetwork
 from treering.errors import TreeringError, first_line
 from treering.learner import Learner
 from treering.methods.base import Method
-from treering.network import IncrementalNetwork
+from treering.runtime import files
 from treering.version import __version__
 
 TOLERANCE = 1e-4

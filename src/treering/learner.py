@@ -23,15 +23,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering import allocator, backbones, checkpoint, inputs, interrupts, methods, randomness
-from treering import images as image_files
+from treering import methods
+from treering.core import backbones
+from treering.core.trainer import EpochReport, InFlight, do_nothing
 from treering.errors import TreeringError
-from treering.gate import Gate
+from treering.images import arrays as inputs
+from treering.images import folders as image_files
 from treering.methods.base import Step
 from treering.model import Model, in_order
-from treering.pixels import Images, digests
 from treering.recipe import Budget, Recipe
-from treering.trainer import EpochReport, InFlight, do_nothing
+from treering.runtime import allocator, interrupts, randomness
+from treering.runtime.gate import Gate
+from treering.runtime.pixels import Images, digests
+from treering.storage import model_folder as checkpoint
 
 if TYPE_CHECKING:
     from treering.evaluation import Evaluation

@@ -229,7 +229,7 @@ class Recipe(Settings):
     method: str = "eeil"
     """How a step is learnt: a name in `treering.methods.METHODS`."""
     backbone: str = "resnet32"
-    """The feature extractor: a name in `treering.backbones.BACKBONES`, or "custom" for a module given in Python."""
+    """The feature extractor: a name in `core.backbones.BACKBONES`, or "custom" for a module given in Python."""
     temperature: float = 2.0
     """T of the distillation loss [3.2]."""
     outputs: int = 100

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from treering import backbones, methods
+from treering import methods
+from treering.core import backbones
+from treering.core.trainer import TrainingSet
 from treering.recipe import Recipe
-from treering.trainer import TrainingSet
 
 TIMED_UPDATES = 3
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from treering import files, images
 from treering.data.stream import Dataset
 from treering.errors import TreeringError
+from treering.images import folders as images
+from treering.runtime import files
 
 logger = logging.getLogger(__name__)
 

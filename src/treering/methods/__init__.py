@@ -7,7 +7,8 @@ import re
 import torch
 from torch import Tensor, nn
 
-from treering import backbones
+from treering.core import backbones
+from treering.core.network import IncrementalNetwork
 from treering.errors import TreeringError, look_up
 from treering.methods.base import Method
 from treering.methods.eeil import EEIL
@@ -16,7 +17,6 @@ from treering.methods.gem import GEM
 from treering.methods.icarl import ICaRL
 from treering.methods.joint import Joint
 from treering.methods.lwf import LwFMC
-from treering.network import IncrementalNetwork
 from treering.recipe import Recipe
 
 METHODS: dict[str, type[Method]] = {

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treering import augment, fused, losses, pixels, selection
-from treering.backbones import Pretrained, ResNet
+from treering.core import augment, fused, losses, selection
+from treering.core.backbones import Pretrained, ResNet
+from treering.core.memory import Memory
+from treering.core.network import IncrementalNetwork
+from treering.core.trainer import DIVERGED, Trainer, TrainingSet, batch_plan, restore_generator
 from treering.errors import TreeringError
-from treering.memory import Memory
-from treering.network import IncrementalNetwork
-from treering.pixels import Images
 from treering.recipe import Recipe, Schedule
-from treering.trainer import DIVERGED, Trainer, TrainingSet, batch_plan, restore_generator
+from treering.runtime import pixels
+from treering.runtime.pixels import Images
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from treering import fused, losses
-from treering.memory import together
+from treering.core import fused, losses
+from treering.core.memory import together
 from treering.methods.base import Method, StagePlan, Step
 from treering.recipe import Recipe
 

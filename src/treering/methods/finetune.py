@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from treering import losses
+from treering.core import losses
 from treering.methods.base import Method, Step
 
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from treering import pixels
+from treering.core.memory import together
+from treering.core.network import IncrementalNetwork
+from treering.core.trainer import BatchUpdate, CapturedUpdate, TrainingSet, batch_plan
 from treering.errors import TreeringError
-from treering.memory import together
 from treering.methods.base import Method, StagePlan, Step
-from treering.network import IncrementalNetwork
 from treering.recipe import Recipe
-from treering.trainer import BatchUpdate, CapturedUpdate, TrainingSet, batch_plan
+from treering.runtime import pixels
 
 MARGIN = 0.5
 """Least weight of every earlier task in a projection: favours them beyond what the constraint asks."""

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from treering import augment, pixels
+from treering.core import augment
+from treering.core.network import IncrementalNetwork
+from treering.core.trainer import TrainingSet
 from treering.methods.base import Method, Step
-from treering.network import IncrementalNetwork
-from treering.pixels import Images
 from treering.recipe import Recipe
-from treering.trainer import TrainingSet
+from treering.runtime import pixels
+from treering.runtime.pixels import Images
 
 
 class ICaRL(Method):

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treering import losses, pixels
+from treering.core import losses
+from treering.core.network import IncrementalNetwork
 from treering.methods.base import Method, Step
-from treering.network import IncrementalNetwork
 from treering.recipe import Recipe
+from treering.runtime import pixels
 
 
 class Joint(Method):

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from treering.trainer import FitState, InFlight
+from treering.core.trainer import FitState, InFlight
 
 
 def pack(in_flight: InFlight | None) -> tuple[dict[str, Tensor], dict[str, list[int]]]:

@@ -22,9 +22,9 @@ import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from treering import files
 from treering.errors import TreeringError
-from treering.pixels import PixelFile, StoredImages
+from treering.runtime import files
+from treering.runtime.pixels import PixelFile, StoredImages
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treering import fused
-from treering.network import IncrementalNetwork
+from treering.core import fused
+from treering.core.network import IncrementalNetwork
 from treering.recipe import Optimizer
 
 ALIGNMENT = 16

@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treering import fused, randomness
+from treering.core import fused
+from treering.core.network import IncrementalNetwork
+from treering.core.optim import SGD
 from treering.errors import TreeringError
-from treering.network import IncrementalNetwork
-from treering.optim import SGD
 from treering.recipe import Optimizer, Schedule
+from treering.runtime import randomness
 
 logger = logging.getLogger(__name__)
 

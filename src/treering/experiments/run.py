@@ -25,14 +25,16 @@ import safetensors
 import safetensors.torch
 import torch
 
-from treering import backbones, files, methods, metrics, randomness
-from treering import in_flight as in_flight_files
+from treering import methods
+from treering.core import backbones, metrics
+from treering.core.trainer import EpochReport, InFlight
 from treering.data.stream import ResidentImages, Stream, StreamStep
 from treering.errors import TreeringError
-from treering.in_flight import prefixed, unprefixed
 from treering.methods.base import Step
 from treering.recipe import Recipe
-from treering.trainer import EpochReport, InFlight
+from treering.runtime import files, randomness
+from treering.storage import resume as in_flight_files
+from treering.storage.resume import prefixed, unprefixed
 from treering.version import __version__
 
 logger = logging.getLogger(__name__)

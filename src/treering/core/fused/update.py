@@ -43,7 +43,7 @@ class Update:
         settings: Optimizer,
     ) -> None:
         """Change `values` and `momenta`; `noise` is standard normal."""
-        from treering.fused import update_kernels as kernels
+        from treering.core.fused import update_kernels as kernels
 
         by_norm = settings.decay == "norm-scaled" and settings.weight_decay > 0
         squares = values.new_zeros(self.tensors + len(self.head_of_row) + 2)

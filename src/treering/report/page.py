@@ -10,10 +10,11 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from treering import metrics, speed
-from treering.experiments import charts, tables
-from treering.experiments.charts import Bars, Chart, Lines, Matrices
-from treering.experiments.tables import Cell, Comparison, Result, Setting
+from treering import speed
+from treering.core import metrics
+from treering.report import charts, tables
+from treering.report.charts import Bars, Chart, Lines, Matrices
+from treering.report.tables import Cell, Comparison, Result, Setting
 
 MOST_CONFUSED = 5
 """Pairs of classes that are named under each confusion matrix."""
@@ -52,7 +53,7 @@ METRICS = {
 def html(results: Sequence[Result], parts: dict[str, list[Chart]]) -> str:
     """The whole page."""
     sections = [section for section in _sections(results, parts) if section.body]
-    assets = files("treering.experiments")
+    assets = files("treering.report")
     embedded = {chart.name: _chart_data(chart) for charts_of_part in parts.values() for chart in charts_of_part}
     # "<" cannot end the script element that holds the data, whatever the classes are called.
     data = json.dumps(embedded, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

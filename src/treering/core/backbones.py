@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
-from treering import augment, randomness
+from treering.core import augment
 from treering.errors import TreeringError, first_line, look_up
-from treering.pixels import Images
 from treering.recipe import Augmentation
+from treering.runtime import randomness
+from treering.runtime.pixels import Images
 
 
 def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:

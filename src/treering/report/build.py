@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from treering import files
 from treering.errors import TreeringError
-from treering.experiments import charts, figures, page, tables
-from treering.experiments.charts import Chart
+from treering.report import charts, figures, page, tables
+from treering.report.charts import Chart
+from treering.runtime import files
 
 
 def write(results: Path, out: Path) -> list[Path]:

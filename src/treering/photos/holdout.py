@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treering import pixels
 from treering.errors import TreeringError
-from treering.images import LoadedFolder
+from treering.images.folders import LoadedFolder
 from treering.model import Model
-from treering.pixels import Images
+from treering.runtime import pixels
+from treering.runtime.pixels import Images
 
 logger = logging.getLogger(__name__)
 

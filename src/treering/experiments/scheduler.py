@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from treering import interrupts
 from treering.errors import TreeringError
-from treering.experiments.runner import StreamRun
+from treering.experiments.run import StreamRun
+from treering.runtime import interrupts
 
 logger = logging.getLogger(__name__)
 

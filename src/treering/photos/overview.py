@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from treering import checkpoint, files
 from treering.errors import TreeringError
-from treering.images import shown
+from treering.images.folders import shown
 from treering.learner import Learner
+from treering.runtime import files
+from treering.storage import model_folder as checkpoint
 
 THUMBNAIL, GAP, NAME_WIDTH = 72, 4, 190
 """Pixels, in the gallery."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treering.experiments.charts import Bars, Chart, Line, Lines, Matrices, Matrix, style
+from treering.report.charts import Bars, Chart, Line, Lines, Matrices, Matrix, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,9 +10,9 @@ import logging
 
 import torch
 
-from treering.fused.loss import cross_distilled
-from treering.fused.residual import FusedExtractor, extractor
-from treering.fused.update import Update
+from treering.core.fused.loss import cross_distilled
+from treering.core.fused.residual import FusedExtractor, extractor
+from treering.core.fused.update import Update
 
 __all__ = ["FusedExtractor", "Update", "available", "cross_distilled", "extractor", "failures", "give_up"]
 

@@ -1,6 +1,6 @@
 """The paper's numbers beside ours, from the result files: which run belongs to which cell, and Markdown of it.
 
-`python -m treering.experiments.tables README.md FOLDER` writes the README's tables.
+`python -m treering.report.tables README.md FOLDER` writes the README's tables.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from treering import metrics
+from treering.core import metrics
 from treering.errors import TreeringError
 from treering.experiments import paper
-from treering.experiments.runner import run_name
+from treering.experiments.run import run_name
 from treering.recipe import Recipe
 
 Result = dict[str, Any]
@@ -190,7 +190,7 @@ def paper_rows() -> list[dict[str, str]]:
 
 
 def _rows(name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(files("treering.experiments").joinpath(name).read_text().splitlines()))
+    return list(csv.DictReader(files("treering.report").joinpath(name).read_text().splitlines()))
 
 
 def read_results(folder: Path) -> list[Result]:

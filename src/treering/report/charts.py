@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from treering import metrics
-from treering.experiments import tables
-from treering.experiments.tables import Cell, Result, Setting, sort_key
+from treering.core import metrics
+from treering.report import tables
+from treering.report.tables import Cell, Result, Setting, sort_key
 
 Values = list[float | None]
 """Rounded as they are shown; None where nothing was measured."""

@@ -24,7 +24,7 @@ class _CrossDistilled(torch.autograd.Function):
     def forward(
         ctx: Any, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor, temperature: float
     ) -> Tensor:
-        from treering.fused import loss_kernel
+        from treering.core.fused import loss_kernel
 
         rows, columns = logits_NC.shape
         loss_N, ctx.gradient_NC = logits_NC.new_empty(rows), logits_NC.new_empty(rows, columns)

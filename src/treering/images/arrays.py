@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from treering.errors import TreeringError
-from treering.images import opaque, upright
-from treering.pixels import Images, PixelFile, StoredImages
+from treering.images.folders import opaque, upright
+from treering.runtime.pixels import Images, PixelFile, StoredImages
 
 GREY = ("L", "F")
 """Modes of PIL that stay grey where nothing asks for colour: bytes, and floating-point numbers 0..1."""

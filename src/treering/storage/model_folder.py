@@ -39,11 +39,14 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from treering import backbones, files, images, methods
+from treering import methods
+from treering.core import backbones
+from treering.core.trainer import restore_generator
 from treering.errors import TreeringError
+from treering.images import folders as images
 from treering.model import Model
 from treering.recipe import Recipe
-from treering.trainer import restore_generator
+from treering.runtime import files
 from treering.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treering.backbones import ResidualBlock, ResNet
-from treering.network import IncrementalNetwork
+from treering.core.backbones import ResidualBlock, ResNet
+from treering.core.network import IncrementalNetwork
 
 CHANNELS = (16, 32, 64)
 """Numbers of channels the kernels are laid out for; the image's own are filled up to the first."""
@@ -157,7 +157,7 @@ class _Batch:
     """One batch on its way through the layers and back: every activation that the way back needs."""
 
     def __init__(self, extractor: FusedExtractor, images: Tensor, parameters: tuple[Tensor, ...]) -> None:
-        from treering.fused import residual_kernels
+        from treering.core.fused import residual_kernels
 
         self.kernels = residual_kernels
         self.network, self.layers, self.dtype = extractor.network, extractor.layers, extractor.dtype

@@ -23,14 +23,19 @@ import safetensors
 import safetensors.torch
 import torch
 
-from treering import checkpoint, division, files, images, in_flight, methods, pixels, speed
+from treering import methods, speed
+from treering.core.trainer import EpochReport, InFlight
 from treering.errors import TreeringError, is_out_of_memory
-from treering.images import LoadedFolder
+from treering.images import folders as images
+from treering.images.folders import LoadedFolder
 from treering.learner import Learner
 from treering.model import Model
-from treering.pixels import Images
+from treering.photos import holdout as division
 from treering.recipe import Recipe, Run
-from treering.trainer import EpochReport, InFlight
+from treering.runtime import files, pixels
+from treering.runtime.pixels import Images
+from treering.storage import model_folder as checkpoint
+from treering.storage import resume as in_flight
 
 logger = logging.getLogger(__name__)
 

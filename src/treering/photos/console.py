@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from treering import division, methods, speed
+from treering import methods, speed
 from treering.errors import TreeringError
 from treering.evaluation import Evaluation, Prediction
-from treering.images import shown
-from treering.overview import Overview
-from treering.photos import Outcome, Plan
+from treering.images.folders import shown
+from treering.photos import holdout as division
+from treering.photos.learn import Outcome, Plan
+from treering.photos.overview import Overview
 
 MOST_LINES = 100
 """Of a list that may be long; the rest is counted."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treering import files
+from treering.runtime import files
 
 
 class PixelFile:

@@ -1,0 +1,1 @@
+"""The paper: network, losses, memory, augmentation, optimiser, training. It knows no users, files or terminals."""

@@ -1,0 +1,1 @@
+"""Whatever people have, arrays, files or folders, as pixels."""

@@ -1,0 +1,1 @@
+"""What was measured, beside the paper: tables, figures and one HTML page."""

@@ -1,0 +1,1 @@
+"""What the machine brings: files, threads, signals, random numbers and memory."""

@@ -1,0 +1,1 @@
+"""What survives a crash: model folders and unfinished trainings."""
