@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from treering.experiments.run import run_name
+from treering.experiments.result import run_name
 from treering.recipe import Recipe
 
 

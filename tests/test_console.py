@@ -17,7 +17,7 @@ from test_cifar import FILES, NAMES, published_files, write_cifar
 
 from treering import Augmentation, Budget, Recipe, TreeringError, cli, methods
 from treering.data import cifar
-from treering.experiments.run import method_label, run_name
+from treering.experiments.result import method_label, run_name
 from treering.recipe import Run
 
 TOML = """

@@ -24,7 +24,8 @@ from treering.core import augment, backbones
 from treering.core.network import IncrementalNetwork
 from treering.errors import TreeringError
 from treering.experiments import run as runner
-from treering.experiments.run import StreamRun, run_name
+from treering.experiments.result import run_name
+from treering.experiments.run import StreamRun
 from treering.methods.base import Step
 from treering.methods.icarl import ICaRL
 from treering.recipe import Run

@@ -22,7 +22,8 @@ from test_icarl import ready
 from treering import Augmentation, Budget, Learner, Recipe, data
 from treering.core import backbones
 from treering.experiments import console
-from treering.experiments.run import StreamRun, run_name
+from treering.experiments.result import run_name
+from treering.experiments.run import StreamRun
 from treering.recipe import Run
 from treering.report import tables
 

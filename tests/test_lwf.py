@@ -16,7 +16,8 @@ from test_icarl import assert_icarls_training, one_hot, outputs_of, pixels, read
 
 from treering import Augmentation, Budget, Schedule, methods
 from treering.core import backbones
-from treering.experiments.run import StreamRun, run_name
+from treering.experiments.result import run_name
+from treering.experiments.run import StreamRun
 from treering.recipe import Run
 
 FIRST, SECOND, THIRD = examples({0: 10, 1: 9}), examples({2: 8, 3: 10}, seed=1), examples({4: 7}, seed=2)

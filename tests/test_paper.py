@@ -14,7 +14,7 @@ from treering import cli, speed
 from treering.data.stream import split_steps
 from treering.errors import TreeringError
 from treering.experiments import console, paper
-from treering.experiments.run import method_label, run_name
+from treering.experiments.result import method_label, run_name
 from treering.recipe import Recipe
 from treering.report.tables import paper_rows
 

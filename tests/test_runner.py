@@ -35,7 +35,8 @@ from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, Treering
 from treering.core import backbones, trainer
 from treering.experiments import console
 from treering.experiments import run as runner
-from treering.experiments.run import RunProgress, StreamRun, run_name
+from treering.experiments.result import run_name
+from treering.experiments.run import RunProgress, StreamRun
 from treering.recipe import Run
 from treering.runtime import files
 from treering.storage import resume as in_flight

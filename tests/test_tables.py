@@ -14,7 +14,7 @@ from report_helper import cifar
 from report_helper import result as own_result
 
 from treering import TreeringError
-from treering.experiments.run import run_name
+from treering.experiments.result import run_name
 from treering.recipe import Recipe
 from treering.report import tables
 

@@ -16,7 +16,8 @@ from rich.text import Text
 from treering import data, methods, speed
 from treering.data.stream import ResidentImages, split_steps
 from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
-from treering.experiments.run import RunProgress, StreamRun, run_name
+from treering.experiments.result import run_name
+from treering.experiments.run import RunProgress, StreamRun
 from treering.experiments.scheduler import run_many
 from treering.recipe import MOST_AT_ONCE, Recipe
 

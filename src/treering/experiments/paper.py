@@ -9,7 +9,7 @@ from treering import methods
 from treering.data import PAPER
 from treering.data.stream import split_steps
 from treering.errors import TreeringError, look_up, nearest
-from treering.experiments.run import method_label
+from treering.experiments.result import method_label
 from treering.recipe import Recipe
 
 CHOICES = ("method", "dataset", "classes_per_step", "memory", "selection", "order")

@@ -30,6 +30,7 @@ from treering.core import backbones, metrics
 from treering.core.trainer import EpochReport, InFlight
 from treering.data.stream import ResidentImages, Stream, StreamStep
 from treering.errors import TreeringError
+from treering.experiments.result import method_label, run_name
 from treering.methods.base import Step
 from treering.recipe import Recipe
 from treering.runtime import files, randomness
@@ -64,22 +65,6 @@ class RunProgress:
     """Since training began, or went on, in this process."""
     accuracy_before: float | None
     """After the step before this one."""
-
-
-def method_label(recipe: Recipe) -> str:
-    """The method's name in results."""
-    return methods.find(recipe.method).label(recipe)
-
-
-def run_name(recipe: Recipe, method: str | None = None) -> str:
-    """The name of a run's files; `method` names another readout of it."""
-    sizes = recipe.run.classes_per_step
-    steps = str(sizes) if isinstance(sizes, int) else "+".join(map(str, sizes))
-    memory = f"{recipe.memory.kind}{recipe.memory.size}-{recipe.memory.selection}"
-    if not methods.find(recipe.method).keeps_memory:
-        memory = "no-memory"
-    label = method or method_label(recipe)
-    return f"{recipe.run.dataset}-{steps}-{label}-{memory}-order{recipe.run.order}-seed{recipe.run.seed}"
 
 
 class StreamRun:

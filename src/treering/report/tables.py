@@ -20,7 +20,7 @@ from typing import Any
 from treering.core import metrics
 from treering.errors import TreeringError
 from treering.experiments import paper
-from treering.experiments.run import run_name
+from treering.experiments.result import run_name
 from treering.recipe import Recipe
 
 Result = dict[str, Any]
