@@ -278,12 +278,11 @@ class Recipe(Settings):
     def find(cls, name: str | os.PathLike[str]) -> Recipe:
         """A TOML file by its path, or a ready recipe by its name."""
         name = os.fspath(name)
-        ready = {file.name.removesuffix(".toml"): file for file in files("treering.recipes").iterdir()}
-        ready = {key: file for key, file in ready.items() if file.name.endswith(".toml")}
-        if name in ready:
-            return cls.from_dict(tomllib.loads(ready[name].read_text(encoding="utf-8")))
+        if name in ready_names():
+            text = (files("treering.recipes") / f"{name}.toml").read_text(encoding="utf-8")
+            return cls.from_dict(tomllib.loads(text))
         if not name.endswith(".toml") and not Path(name).exists():
-            raise TreeringError(f"no file and no ready recipe is called {name}; {nearest(name, sorted(ready))}")
+            raise TreeringError(f"no file and no ready recipe is called {name}; {nearest(name, ready_names())}")
         return cls.read(name)
 
     def changed(self, settings: Sequence[str]) -> Recipe:
@@ -317,6 +316,12 @@ class Recipe(Settings):
             if isinstance(section, dict):
                 lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in section.items())]
         return "\n".join(lines) + "\n"
+
+
+def ready_names() -> list[str]:
+    """The names of all ready recipes, sorted."""
+    paths = [Path(file.name) for file in files("treering.recipes").iterdir()]
+    return sorted(path.stem for path in paths if path.suffix == ".toml")
 
 
 def _toml(value: Any) -> str:
