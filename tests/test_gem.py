@@ -6,7 +6,6 @@ import copy
 import itertools
 import threading
 from dataclasses import replace
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from treering.experiments import run as runner
 from treering.experiments.run import StreamRun
 from treering.methods.base import Step
 from treering.methods.gem import GEM, projection
-from treering.recipe import Run
+from treering.recipe import Run, ready_names
 
 PLAIN = Optimizer(batch_size=64, momentum=0.0, weight_decay=0.0, noise_eta=0.0)
 CPU = torch.device("cpu")
@@ -414,7 +413,7 @@ def test_other_methods_refuse_a_memory_per_step(method: str, tmp_path: Path) -> 
 
 
 def test_the_ready_recipes_have_the_published_settings() -> None:
-    names = {file.name.removesuffix(".toml") for file in resources("treering.recipes").iterdir() if "gem" in file.name}
+    names = {name for name in ready_names() if "gem" in name}
     assert names == {f"cifar100-5-gem-{size}" for size in (200, 1280, 2000, 2560, 5120)}
     for name in names:
         recipe = Recipe.find(name)

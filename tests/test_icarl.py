@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from treering.experiments.result import run_name
 from treering.experiments.run import StreamRun
 from treering.methods.base import Step
 from treering.methods.icarl import ICaRL
-from treering.recipe import Run
+from treering.recipe import Run, ready_names
 
 FIRST, SECOND, THIRD = examples({0: 10, 1: 9}), examples({2: 8, 3: 10, 4: 9}, seed=1), examples({5: 7}, seed=2)
 TESTS = images_of([0, 1, 2, 3, 4, 5] * 6, seed=9)
@@ -533,8 +532,7 @@ def test_hybrid1_that_was_removed_is_named(tmp_path: Path, caplog: pytest.LogCap
 
 
 def ready(ending: str) -> dict[str, Recipe]:
-    names = [file.name.removesuffix(".toml") for file in resources("treering.recipes").iterdir()]
-    return {name: Recipe.find(name) for name in sorted(names) if name.endswith(ending)}
+    return {name: Recipe.find(name) for name in ready_names() if name.endswith(ending)}
 
 
 def assert_icarls_training(recipe: Recipe) -> None:

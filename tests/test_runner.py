@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.resources import files as resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +36,7 @@ from treering.experiments import console
 from treering.experiments import run as runner
 from treering.experiments.result import run_name
 from treering.experiments.run import RunProgress, StreamRun
-from treering.recipe import Run
+from treering.recipe import Run, ready_names
 from treering.runtime import files
 from treering.storage import resume as in_flight
 
@@ -269,8 +268,7 @@ def test_the_ablations_of_eeil_have_names_of_their_own(method: str, kind: Any, e
 
 
 def ready() -> dict[str, Recipe]:
-    names = [file.name.removesuffix(".toml") for file in resources("treering.recipes").iterdir()]
-    return {name: Recipe.find(name) for name in names if not name.startswith(("__", "photos"))}
+    return {name: Recipe.find(name) for name in ready_names() if not name.startswith("photos")}
 
 
 def test_no_two_ready_recipes_share_a_result_file_in_any_order_and_seed() -> None:

@@ -15,7 +15,7 @@ from report_helper import result as own_result
 
 from treering import TreeringError
 from treering.experiments.result import run_name
-from treering.recipe import Recipe
+from treering.recipe import Recipe, ready_names
 from treering.report import tables
 
 ROOT = Path(__file__).parent.parent
@@ -61,7 +61,7 @@ def test_every_result_names_the_commit_and_the_recipe_it_was_made_with() -> None
 
 def test_results_are_of_the_ready_recipes_as_they_are_now() -> None:
     """So that a clone's `reproduce` takes them for done."""
-    names = [path.stem for path in (ROOT / "src/treering/recipes").glob("cifar100-*.toml")]
+    names = [name for name in ready_names() if name.startswith("cifar100-")]
     ready = {run_name(recipe): recipe for recipe in map(Recipe.find, names)}
     checked = 0
     for path in (ROOT / "results").glob("*.json"):

@@ -6,6 +6,7 @@ Ablations are settings: `augmentation.kind = "none"`, `balanced.epochs = 0`, ano
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -13,14 +14,15 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.resources import files
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from treering import recipes
 from treering.errors import TreeringError, nearest
+from treering.recipes import ready_names as ready_names
 
 MOST_ORDERS = 10**9
 """Class orders: the seeds that NumPy takes are not many more."""
@@ -34,51 +36,59 @@ def _require(condition: bool, message: str) -> None:
         raise TreeringError(message)
 
 
-def _checked(value: Any, hint: Any, default: Any, name: str) -> Any:
+def _checked(value: Any, hint: Any, name: str) -> Any:
     """`value` as a setting of type `hint`, or an error that names it."""
-    if dataclasses.is_dataclass(hint):
-        if isinstance(value, typing.cast(type, hint)):
-            return value
-        kind = typing.cast(type, hint).__name__
-        _require(isinstance(value, Mapping), f"{name} must be a table [{name}], in Python {kind}(…), not {value!r}")
-        return _build(typing.cast(type, hint), value, default, f"{name}.")
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        _require(value in arguments, f"{name} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
-        return value
-    if origin is types.UnionType:
-        hint = next((kind for kind in arguments if isinstance(value, list | tuple) == (kind is not int)), hint)
-        return _checked(value, hint, default, name)
+    if origin is types.UnionType:  # a number or a list of numbers
+        return _checked(value, arguments[isinstance(value, list | tuple)], name)
     if origin is tuple:
         _require(isinstance(value, list | tuple), f"{name} must be a list, not {value!r}")
-        return tuple(_checked(item, arguments[0], None, name) for item in value)
-    if hint is int and isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    if hint is float and isinstance(value, Real) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        _require(math.isfinite(number), f"{name} must be a finite number, not {value}")
-        return number
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    _require(type(value) is hint, f"{name} must be {words[hint]}, not {value!r}")
+        return tuple(_checked(item, arguments[0], name) for item in value)
+    if origin is Literal:
+        _require(value in arguments, f"{name} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
+    elif issubclass(hint, Settings):
+        kind = f"a table [{name}], in Python {hint.__name__}(…)"
+        _require(isinstance(value, hint), f"{name} must be {kind}, not {value!r}")
+    elif hint in (int, float) and isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # of a whole number that is larger than every float
+            if hint is int or math.isfinite(value):
+                return hint(value)
+        raise TreeringError(f"{name} must be a finite number, not {value}")
+    else:
+        kind = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[hint]
+        _require(type(value) is hint, f"{name} must be {kind}, not {value!r}")
     return value
 
 
+@dataclass(frozen=True)
 class Settings:
-    """A dataclass whose fields are checked against their types, however it is made."""
+    """Settings that are checked against their types, whether they come from a file or are made in Python."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for setting in dataclasses.fields(self):  # type: ignore[arg-type]
-            default = setting.default_factory() if callable(setting.default_factory) else setting.default
-            value = _checked(getattr(self, setting.name), hints[setting.name], default, setting.name)
-            object.__setattr__(self, setting.name, value)
+        for name, hint in typing.get_type_hints(type(self)).items():
+            value, default = getattr(self, name), getattr(type(self), name, None)
+            if isinstance(value, Mapping) and isinstance(default, Settings):
+                value = default._with(value, f"{name}.")
+            object.__setattr__(self, name, _checked(value, hint, name))
         self._check_ranges()
 
     def _check_ranges(self) -> None:
         """Raise if a value of the right type makes no sense."""
+
+    def _with(self, table: Mapping[str, Any], where: str = "") -> Self:
+        """A copy with the settings of `table`; its tables may leave settings out. `where` prefixes names in errors."""
+        known = [setting.name for setting in dataclasses.fields(self)]
+        changes = dict(table)
+        for name, value in table.items():
+            if name not in known:
+                raise TreeringError(f"unknown setting {where}{name}; {nearest(name, known, where)}")
+            before = getattr(self, name)
+            if isinstance(before, Settings) and isinstance(value, Mapping):
+                changes[name] = before._with(value, f"{where}{name}.")
+        try:
+            return dataclasses.replace(self, **changes)
+        except TreeringError as error:
+            raise TreeringError(f"{where}{error}") from None
 
 
 @dataclass(frozen=True)
@@ -243,10 +253,10 @@ class Recipe(Settings):
     """Stage 2 [5]."""
     balanced: Schedule = Schedule(epochs=30, lr=0.01, drop_at=(10, 20))
     """Stage 3, balanced fine-tuning [5]."""
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    memory: Budget = field(default_factory=Budget)
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    run: Run = field(default_factory=Run)
+    optimizer: Optimizer = Optimizer()
+    memory: Budget = Budget()
+    augmentation: Augmentation = Augmentation()
+    run: Run = Run()
 
     def _check_ranges(self) -> None:
         _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
@@ -260,30 +270,27 @@ class Recipe(Settings):
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Recipe:
         """The recipe that `table` describes; what it leaves out keeps its default."""
-        return _build(cls, table, cls(), "")
+        return cls()._with(table)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Recipe:
-        """Read a TOML file."""
-        try:
-            return cls.from_dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except OSError as error:
-            raise TreeringError(f"cannot read the recipe {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise TreeringError(f"{path} is not a TOML file: {error}") from None
-        except TreeringError as error:
-            raise TreeringError(f"{path}: {error}") from None
+        """Read a TOML file; `treering.recipes` tells how a file can build on another recipe."""
+        return cls._from_layers(recipes.read(Path(path)))
 
     @classmethod
     def find(cls, name: str | os.PathLike[str]) -> Recipe:
-        """A TOML file by its path, or a ready recipe by its name."""
-        name = os.fspath(name)
-        if name in ready_names():
-            text = (files("treering.recipes") / f"{name}.toml").read_text(encoding="utf-8")
-            return cls.from_dict(tomllib.loads(text))
-        if not name.endswith(".toml") and not Path(name).exists():
-            raise TreeringError(f"no file and no ready recipe is called {name}; {nearest(name, ready_names())}")
-        return cls.read(name)
+        """A ready recipe by its name, or a TOML file by its path."""
+        return cls._from_layers(recipes.find(os.fspath(name)))
+
+    @classmethod
+    def _from_layers(cls, layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Recipe:
+        recipe = cls()
+        for source, table in layers:
+            try:
+                recipe = recipe._with(table)
+            except TreeringError as error:
+                raise TreeringError(f"{source}: {error}") from None
+        return recipe
 
     def changed(self, settings: Sequence[str]) -> Recipe:
         """A copy with changes such as "run.order=1"; values are written as in TOML, texts may go without quotes."""
@@ -294,7 +301,7 @@ class Recipe(Settings):
             section, _, name = key.strip().rpartition(".")
             try:
                 value = tomllib.loads(f"value = {text}")["value"]
-            except tomllib.TOMLDecodeError:
+            except ValueError:  # TOML's, or that of a number with thousands of digits
                 value = text.strip()
             place = table.setdefault(section, {}) if section else table
             _require(isinstance(place, dict), f"unknown setting {key.strip()}")
@@ -318,26 +325,6 @@ class Recipe(Settings):
         return "\n".join(lines) + "\n"
 
 
-def ready_names() -> list[str]:
-    """The names of all ready recipes, sorted."""
-    paths = [Path(file.name) for file in files("treering.recipes").iterdir()]
-    return sorted(path.stem for path in paths if path.suffix == ".toml")
-
-
 def _toml(value: Any) -> str:
     # JSON's strings, numbers, booleans and arrays of these are TOML's too, but for the control character 127.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _build(cls: type, table: Mapping[str, Any], defaults: Any, where: str) -> Any:
-    """An instance of dataclass `cls` from `table`, with every key and type checked; `where` prefixes keys in errors."""
-    hints = typing.get_type_hints(cls)
-    changes = {}
-    for key, value in table.items():
-        if key not in hints:
-            raise TreeringError(f"unknown setting {where}{key}; {nearest(key, hints, where)}")
-        changes[key] = _checked(value, hints[key], getattr(defaults, key), where + key)
-    try:
-        return dataclasses.replace(defaults, **changes)
-    except TreeringError as error:
-        raise TreeringError(f"{where}{error}") from None
