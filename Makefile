@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format tables clean
+.PHONY: demo test lint imports format tables hooks clean
+.DELETE_ON_ERROR:
 
 demo: $(VENV)/demo-installed
 	$(BIN)/treering demo
@@ -17,6 +18,9 @@ lint: $(VENV)/dev-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+imports: $(VENV)/dev-installed
+	$(BIN)/lint-imports --no-cache --no-logo
+
 format: $(VENV)/dev-installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -24,6 +28,10 @@ format: $(VENV)/dev-installed
 tables: $(VENV)/dev-installed
 	$(BIN)/python -m treering.report.tables README.md results
 	$(BIN)/python benchmarks/table.py README.md
+
+hooks: $(VENV)/dev-installed
+	$(INSTALL) pre-commit
+	$(BIN)/pre-commit install
 
 clean:
 	rm -rf $(VENV)
