@@ -100,6 +100,18 @@ def reproduce(
 
 
 @app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="A ready recipe or a TOML file whose settings to print.")] = None,
+) -> None:
+    """List the ready recipes, or print all settings of one as TOML."""
+    from treering.recipes import ready_files
+
+    lines = [line for file in ready_files() for line in (*file.overview(), "")]
+    text = Recipe.find(name).to_toml() if name else "\n".join(lines)
+    console.print(text.rstrip(), soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
 def report(
     results: Annotated[Path, typer.Argument(help="Folder of the result files.")] = Path("results"),
     out: Annotated[Path, typer.Option(help="Folder for the page, the tables and the figures.")] = Path("report"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -36,6 +36,19 @@ class RecipeFile:
     about: str = ""
     names: Mapping[str, Table] = field(default_factory=dict)
     """The recipes of the file, each with the settings that it adds to those of the file."""
+
+    def overview(self) -> list[str]:
+        """What the file's recipes are, in a line each, below a common heading where there are several."""
+        if len(self.names) == 1:
+            return [f"{name:<28}{self.about}" for name in self.names]
+        lines = {name: " ".join(_as_changes(own)) for name, own in self.names.items()}
+        return [self.about, *(f"  {name:<26}{line}" for name, line in lines.items())]
+
+
+def _as_changes(table: Table, section: str = "") -> Iterator[str]:
+    """Settings as `--set` takes them, such as "run.order=1"."""
+    for name, value in table.items():
+        yield from _as_changes(value, f"{name}.") if isinstance(value, Mapping) else [f"{section}{name}={value}"]
 
 
 @functools.cache
