@@ -1,9 +1,11 @@
-"""The paper's experiments by name: which runs they are, and what a dry run says of them."""
+"""The paper's experiments by name: which runs they have, and what a dry run says of them."""
 
 from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +50,15 @@ def test_the_runs_of_an_experiment_fill_every_cell_of_its_table(name: str, table
     assert wanted <= filled
     beyond = {cell for cell in filled - wanted if cell[3] not in ("joint", "hybrid1") and cell[2] != "2000"}
     assert not beyond, "only the upper bound, a second readout and GEM's curve are more than the table has"
+
+
+def test_the_runs_of_every_experiment_are_known_without_pytorch() -> None:
+    code = (
+        "import sys; from treering.experiments import paper; "
+        "runs = [list(experiment.runs()) for experiment in paper.EXPERIMENTS.values()]; "
+        "sys.exit(not all(runs) or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_selection_experiment_has_the_three_rules() -> None:

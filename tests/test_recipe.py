@@ -393,6 +393,11 @@ def test_a_text_may_look_like_anything(name: str) -> None:
     assert Recipe().changed([f"run.dataset={name}"]).run.dataset == name.strip('"')
 
 
+def test_a_number_with_thousands_of_digits_is_an_error_that_names_the_setting() -> None:
+    with pytest.raises(TreeringError, match=r"^temperature must be a number"):
+        Recipe().changed([f"temperature={'9' * 5000}"])
+
+
 def test_a_section_given_as_a_table_in_python_keeps_what_it_leaves_out():
     assert Recipe(optimizer={"momentum": 0.5}) == Recipe(optimizer=Optimizer(momentum=0.5))
     assert Recipe(training={"epochs": 3}).training == dataclasses.replace(Recipe().training, epochs=3)
