@@ -1,7 +1,8 @@
 """Every setting of a run, each constant of the paper beside the section that gives it.
 
-A recipe is a frozen dataclass, so it is the configuration, the record in a model folder and the TOML file at once.
+A recipe is a frozen dataclass: it is the configuration, the record in a model folder and the content of a TOML file.
 Ablations are settings: `augmentation.kind = "none"`, `balanced.epochs = 0`, another `memory.selection` or budget.
+A number in brackets is a section of the paper.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from treering.errors import TreeringError, nearest
 from treering.recipes import ready_names as ready_names
 
 MOST_ORDERS = 10**9
-"""Class orders: the seeds that NumPy takes are not many more."""
+"""The number of class orders: NumPy takes not many more seeds."""
 MOST_AT_ONCE = 10
-"""Runs that a GPU trains together. Each takes up to three streams, of which torch has 32: two runs that shared one
-would wait for each other, or their captured updates share a workspace."""
+"""The most runs that a GPU trains together. Each takes up to three of torch's 32 streams: two runs with a stream in
+common would wait for each other, or their captured updates would share a workspace."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -37,10 +38,11 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _checked(value: Any, hint: Any, name: str) -> Any:
-    """`value` as a setting of type `hint`, or an error that names it."""
+    """Return `value` as a setting of type `hint`, or raise an error that names it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:  # a number or a list of numbers
-        return _checked(value, arguments[isinstance(value, list | tuple)], name)
+    if origin is types.UnionType:
+        number, numbers = arguments
+        return _checked(value, numbers if isinstance(value, list | tuple) else number, name)
     if origin is tuple:
         _require(isinstance(value, list | tuple), f"{name} must be a list, not {value!r}")
         return tuple(_checked(item, arguments[0], name) for item in value)
@@ -76,7 +78,7 @@ class Settings:
         """Raise if a value of the right type makes no sense."""
 
     def _with(self, table: Mapping[str, Any], where: str = "") -> Self:
-        """A copy with the settings of `table`; its tables may leave settings out. `where` prefixes names in errors."""
+        """Return a copy with the settings of `table`, whose sections may be incomplete; errors name `where`."""
         known = [setting.name for setting in dataclasses.fields(self)]
         changes = dict(table)
         for name, value in table.items():
@@ -96,13 +98,13 @@ class Schedule(Settings):
     """How long one stage trains and at which learning rate."""
 
     epochs: int
-    """Passes over the stage's training set; 0 leaves the stage out."""
+    """The number of passes over the stage's training set; 0 leaves the stage out."""
     lr: float
-    """Learning rate of the first epoch."""
+    """The learning rate of the first epoch."""
     drop_at: tuple[int, ...] = ()
-    """Epochs, counted from 0 within the stage, from which the learning rate is divided (once more) by `drop_factor`."""
+    """The epochs, counted from 0 within the stage, at which the learning rate is divided by `drop_factor`."""
     drop_factor: float = 10.0
-    """What each drop divides the learning rate by."""
+    """The number that divides the learning rate at each drop."""
 
     def _check_ranges(self) -> None:
         _require(self.epochs >= 0, f"epochs must be 0 or more, not {self.epochs}")
@@ -117,22 +119,23 @@ class Schedule(Settings):
 
 @dataclass(frozen=True)
 class Optimizer(Settings):
-    """Stochastic gradient descent [5]."""
+    """The settings of stochastic gradient descent [5]."""
 
     batch_size: int = 128
-    """Images per mini-batch [5]."""
+    """The number of images in a mini-batch [5]."""
     momentum: float = 0.9
-    """[5]"""
+    """The share of the last update that the next one keeps [5]."""
     reset_momentum: bool = True
-    """Start every epoch with an empty momentum buffer, as the released code does."""
+    """Whether every epoch starts with an empty momentum buffer, as in the released code."""
     weight_decay: float = 1e-4
-    """[5]"""
+    """The strength of the weight decay [5]."""
     decay: Literal["norm-scaled", "plain"] = "norm-scaled"
-    """norm-scaled, as the released code: add weight_decay * |w|^2 * w per weight tensor; plain: weight_decay * w."""
+    """What each weight tensor w adds to its gradient: weight_decay * |w|^2 * w if norm-scaled, as in the released
+    code, or weight_decay * w if plain."""
     noise_eta: float = 0.3
-    """Gradient noise: deviation eta / (1 + epoch)^gamma on the gradient summed over the batch [5]; 0 turns it off."""
+    """The gradient, summed over the batch, gets noise of deviation eta / (1 + epoch)^gamma [5]; 0 turns it off."""
     noise_gamma: float = 0.55
-    """[5]"""
+    """The power by which that noise fades [5]."""
 
     def _check_ranges(self) -> None:
         _require(self.batch_size >= 2, f"batch_size must be 2 or more (batch normalisation), not {self.batch_size}")
@@ -187,16 +190,16 @@ class Augmentation(Settings):
     """How a stage's training images are multiplied before it trains [5]."""
 
     kind: Literal["twelvefold", "twofold", "crop-mirror", "photo", "none"] = "twelvefold"
-    """twelvefold for small images [6], twofold for large ones [7]; crop-mirror, anew for each epoch, is iCaRL's; photo,
-    anew for each epoch, is for few photos and a network that has seen many."""
+    """twelvefold is for small images [6] and twofold for large ones [7]; crop-mirror is iCaRL's, and photo is for few
+    photos and a network that has seen many: these two draw anew in each epoch."""
     brightness: float = 63.0
-    """Largest change of intensity, of 255 [5]."""
+    """The largest change of intensity, out of 255 [5]."""
     contrast: tuple[float, float] = (0.2, 1.8)
-    """Range of the contrast factor [5]."""
+    """The range of the contrast factor [5]."""
     padding: int = 4
-    """twelvefold and crop-mirror: zero pixels added on each side before a random crop back to the image's own size."""
+    """twelvefold and crop-mirror add this many zero pixels on each side before they crop to the image's size."""
     crop_size: int = 224
-    """twofold, photo: side of the network's input; images are held larger and cropped or resized to it [7]."""
+    """twofold and photo crop or resize the images, which are held larger, to squares of this side [7]."""
 
     def _check_ranges(self) -> None:
         _require(
@@ -209,18 +212,18 @@ class Augmentation(Settings):
 
 @dataclass(frozen=True)
 class Run(Settings):
-    """The stream that `treering run` learns; a `Learner` takes only `image_size` from it."""
+    """The stream that `treering run` learns; a `Learner` uses only `image_size` of these settings."""
 
     dataset: str = "cifar100"
-    """A name in `treering.data.DATASETS`, or that of a folder of images in the data folder."""
+    """A name in `treering.data.DATASETS`, or the name of a folder of images in the data folder."""
     classes_per_step: int | tuple[int, ...] = 10
-    """One number for steps of one size, or the size of each step."""
+    """One number for steps of equal size, or a list with the size of each step."""
     order: int = 0
-    """Class order i is drawn with seed 1993 + i; 0 is the one most of the literature uses."""
+    """Class order i is drawn with seed 1993 + i; most of the literature uses order 0."""
     seed: int = 0
-    """Of weights, augmentation, batches and noise."""
+    """The seed of the weights, the augmentation, the batches and the noise."""
     image_size: int = 256
-    """Side of the squares that images of a folder are held as [7], here and by a `Learner`."""
+    """Images of a folder are held as squares of this side [7], in runs and by a `Learner`."""
 
     def _check_ranges(self) -> None:
         sizes = (self.classes_per_step,) if isinstance(self.classes_per_step, int) else self.classes_per_step
@@ -237,22 +240,23 @@ class Recipe(Settings):
     """Every setting of a run. The defaults are the paper's for CIFAR-100."""
 
     method: str = "eeil"
-    """How a step is learnt: a name in `treering.methods.METHODS`."""
+    """The way to learn a step: a name in `treering.methods.METHODS`."""
     backbone: str = "resnet32"
     """The feature extractor: a name in `core.backbones.BACKBONES`, or "custom" for a module given in Python."""
     temperature: float = 2.0
-    """T of the distillation loss [3.2]."""
+    """The T of the distillation loss [3.2]."""
     outputs: int = 100
-    """iCaRL, LwF.MC: outputs of the network from the start, those of later classes included. The loss is averaged over
-    them, so the learning rate belongs to their number: 100 as published, more where there are more classes."""
+    """iCaRL and LwF.MC have this many outputs from the start, also for the classes to come. Their loss is averaged over
+    the outputs, so the learning rate depends on their number: 100 as published, more where there are more classes."""
     pixel_scale: float = 255.0
     """Pixels are divided by this before the mean image is subtracted: 255 for CIFAR-100, 1 for ImageNet [5]."""
     engine: Literal["fast", "eager"] = "fast"
-    """On a GPU, fast is bfloat16, kernels of our own or compiled, captured; eager is float32, as on every CPU."""
+    """On a GPU, fast trains in bfloat16, with captured updates and with kernels that are our own or compiled; eager
+    trains in float32, as every CPU does."""
     training: Schedule = Schedule(epochs=40, lr=0.1, drop_at=(10, 20, 30))
-    """Stage 2 [5]."""
+    """The schedule of stage 2, which trains on new images and exemplars [5]."""
     balanced: Schedule = Schedule(epochs=30, lr=0.01, drop_at=(10, 20))
-    """Stage 3, balanced fine-tuning [5]."""
+    """The schedule of stage 3, balanced fine-tuning [5]."""
     optimizer: Optimizer = Optimizer()
     memory: Budget = Budget()
     augmentation: Augmentation = Augmentation()
@@ -264,7 +268,7 @@ class Recipe(Settings):
         _require(self.pixel_scale > 0, f"pixel_scale must be above 0, not {self.pixel_scale}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain tables, lists and scalars, as TOML and JSON hold them."""
+        """Every setting, defaults included, as the tables, lists and values that TOML and JSON hold."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
@@ -293,7 +297,7 @@ class Recipe(Settings):
         return recipe
 
     def changed(self, settings: Sequence[str]) -> Recipe:
-        """A copy with changes such as "run.order=1"; values are written as in TOML, texts may go without quotes."""
+        """Return a copy with changes such as "run.order=1"; values are those of TOML, texts may go without quotes."""
         table = self.to_dict()
         for setting in settings:
             key, equals, text = setting.partition("=")
@@ -306,13 +310,13 @@ class Recipe(Settings):
             place = table.setdefault(section, {}) if section else table
             _require(isinstance(place, dict), f"unknown setting {key.strip()}")
             before = place.get(name)
-            if isinstance(before, dict) and isinstance(value, dict):  # of a section only what is said
+            if isinstance(before, dict) and isinstance(value, dict):  # a section keeps what the change leaves out
                 value = before | value
             place[name] = text.strip() if isinstance(before, str) and not isinstance(value, str) else value
         return Recipe.from_dict(table)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write every setting, defaults included, as a TOML file."""
+        """Write `to_toml()` to a file."""
         Path(path).write_text(self.to_toml(), encoding="utf-8")
 
     def to_toml(self) -> str:
