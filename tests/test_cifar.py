@@ -252,6 +252,23 @@ def test_a_pickle_that_asks_for_code_is_refused_and_nothing_runs(tmp_path: Path,
         assert sorted(path.name for path in tmp_path.iterdir()) == [str(past) for past in range(number + 1)]
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("numpy.linalg", "dtype"),
+        ("numpy.core.multiarray", "ndarray"),
+        ("numpy", "_reconstruct"),
+        ("numpy", "encode"),
+        ("_codecs", "dtype"),
+        ("_codecs.other", "encode"),
+    ],
+)
+def test_a_name_is_allowed_in_its_own_module_only(tmp_path: Path, module: str, name: str) -> None:
+    where = write_cifar(tmp_path, FILES | {"train": b"\x80\x02c%s\n%s\n." % (module.encode(), name.encode())})
+    with pytest.raises(TreeringError, match=rf"it asks for {module}\.{name}"):
+        cifar.load(where)
+
+
 def test_classes_of_this_package_are_refused_too(tmp_path: Path) -> None:
     where = write_cifar(tmp_path, FILES | {"train": pickle.dumps({b"data": TreeringError("x")})})
     with pytest.raises(TreeringError, match=r"it asks for treering.errors.TreeringError"):

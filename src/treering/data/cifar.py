@@ -24,20 +24,20 @@ from treering.errors import TreeringError
 FOLDER = "cifar-100-python"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
-"""Of the archive, as published beside it."""
+"""The archive's checksum, as published beside it."""
 ATTEMPTS = 3
 VEHICLES = ("vehicles_1", "vehicles_2")
 
 
 def load(folder: Path, download: bool = False) -> Dataset:
-    """All hundred classes. `folder` holds cifar-100-python, or is it."""
+    """Return all hundred classes; `folder` holds cifar-100-python, or is that folder itself."""
     source = _find(folder, download)
     names = _names(source, b"fine_label_names")
     return Dataset("cifar100", *_arrays(source / "train", names), *_arrays(source / "test", names), names)
 
 
 def load_vehicles(folder: Path, download: bool = False) -> Dataset:
-    """The ten classes of the superclasses vehicles 1 and 2, numbered 0..9 in the order of their labels."""
+    """Return the ten classes of the superclasses vehicles 1 and 2, numbered 0..9 in the order of their labels."""
     full = load(folder, download)
     superclass = superclasses(folder)
     chosen = [label for label, name in enumerate(full.class_names) if superclass.get(name) in VEHICLES]
@@ -45,7 +45,7 @@ def load_vehicles(folder: Path, download: bool = False) -> Dataset:
 
 
 def superclasses(folder: Path) -> dict[str, str]:
-    """Class name -> superclass name."""
+    """Return the name of each class's superclass by the name of the class."""
     source = _find(folder, download=False)
     fine_names, coarse_names = _names(source, b"fine_label_names"), _names(source, b"coarse_label_names")
     train = _read(source / "train", b"fine_labels", b"coarse_labels")
@@ -89,7 +89,7 @@ def _arrays(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]
 
 
 def _foreign(path: Path, reason: object) -> TreeringError:
-    """What to say of a file that is damaged or something else."""
+    """Return the error to raise for a file that is damaged or something else."""
     one_line = " ".join(str(reason).split())
     return TreeringError(f"{path} is not a file of CIFAR-100 ({one_line}): delete the folder and unpack it again")
 
@@ -97,16 +97,22 @@ def _foreign(path: Path, reason: object) -> TreeringError:
 class _PlainUnpickler(pickle.Unpickler):
     """Reads what the published files hold, arrays and lists, and nothing that could run code."""
 
-    ALLOWED = ("_reconstruct", "ndarray", "dtype", "encode")
+    ALLOWED = (
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+    )
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] not in ("numpy", "_codecs") or name not in self.ALLOWED:
+        if (module, name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return super().find_class(module, name)
 
 
 def _read(path: Path, *keys: bytes) -> dict[bytes, Any]:
-    """The dictionary in a file, with at least these keys."""
+    """Read the dictionary in a file, which must have these keys."""
     try:
         content = _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     except OSError as error:
