@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from treering.data.stream import Dataset
+from treering.data.stream import ONE_TEST_IMAGE_IN, Dataset
 from treering.errors import TreeringError
-
-TEST_SHARE = 5
-"""One image in five of each class is for testing."""
 
 
 def load() -> Dataset:
-    """The ten digits, pixel values 0..255."""
+    """Return the ten digits, with pixel values 0..255."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -22,6 +19,6 @@ def load() -> Dataset:
     labels = digits.target.astype(np.int64)
     test = np.zeros(len(labels), dtype=bool)
     for digit in range(10):
-        test[np.flatnonzero(labels == digit)[::TEST_SHARE]] = True
+        test[np.flatnonzero(labels == digit)[::ONE_TEST_IMAGE_IN]] = True
     names = tuple(str(digit) for digit in range(10))
     return Dataset("digits", images[~test], labels[~test], images[test], labels[test], names)

@@ -15,6 +15,8 @@ from treering.errors import TreeringError
 
 ORDER_SEED = 1993
 """Order i is drawn with seed 1993 + i; order 0 is the one most of the literature uses."""
+ONE_TEST_IMAGE_IN = 5
+"""Where a dataset has no test images of its own, one image in five of each class is for testing."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Dataset:
     class_names: tuple[str, ...]
 
     def only(self, classes: Sequence[int]) -> Dataset:
-        """These classes, numbered in the sequence given."""
+        """Return the part that has these classes, which are numbered in the sequence given."""
         number = np.full(len(self.class_names), -1)
         number[list(classes)] = np.arange(len(classes))
         train, test = number[self.train_labels], number[self.test_labels]
@@ -45,12 +47,12 @@ class Dataset:
 
 
 def class_order(classes: int | Sequence[int], order: int) -> list[int]:
-    """The classes in class order `order`."""
+    """Return the classes in class order `order`."""
     return np.random.RandomState(ORDER_SEED + order).permutation(classes).tolist()
 
 
 def split_steps(classes: Sequence[int], classes_per_step: int | Sequence[int]) -> list[list[int]]:
-    """`classes` cut into steps of one size, or of the sizes given; a last smaller step is allowed for one size."""
+    """Cut `classes` into steps of the sizes given, or of one size, where the last step may be smaller."""
     if isinstance(classes_per_step, int):
         if classes_per_step < 1:
             raise TreeringError(f"classes per step must be 1 or more, not {classes_per_step}")
@@ -75,22 +77,16 @@ class ResidentImages:
     @classmethod
     def of(cls, dataset: Dataset, device: torch.device) -> ResidentImages:
         """Copy `dataset` to `device`."""
-
-        def moved(array: np.ndarray) -> Tensor:
-            tensor = torch.from_numpy(array)
-            return (tensor.movedim(-1, 1).contiguous() if tensor.ndim == 4 else tensor).to(device)
-
-        return cls(
-            moved(dataset.train_images),
-            moved(dataset.train_labels),
-            moved(dataset.test_images),
-            moved(dataset.test_labels),
-            dataset.class_names,
+        arrays = (dataset.train_images, dataset.train_labels, dataset.test_images, dataset.test_labels)
+        tensors = (torch.from_numpy(array) for array in arrays)
+        train_images, train_labels, test_images, test_labels = (
+            (part.movedim(-1, 1).contiguous() if part.ndim == 4 else part).to(device) for part in tensors
         )
+        return cls(train_images, train_labels, test_images, test_labels, dataset.class_names)
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of all pixels and labels: tells another dataset of the same name."""
+        """A digest of all pixels and labels, which differs for another dataset of the same name."""
         found = hashlib.sha1(usedforsecurity=False)
         for tensor in (self.train_images, self.train_labels, self.test_images, self.test_labels):
             for part in tensor.split(4096):
@@ -100,14 +96,14 @@ class ResidentImages:
 
 @dataclass(frozen=True)
 class StreamStep:
-    """The images of one step, labelled by column: classes are numbered in the order they come."""
+    """The images of one step; their labels are columns, which number the classes in the order they come."""
 
     images: Tensor
     labels: Tensor
     classes: list[int]
-    """The dataset's numbers of the new classes."""
+    """The numbers of the new classes in the dataset."""
     test_images: Tensor
-    """Of all classes so far."""
+    """The test images of all classes so far."""
     test_labels: Tensor
 
 
