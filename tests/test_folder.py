@@ -14,7 +14,7 @@ from photo_helper import Finished, command, pixels_of, write_bad, write_photos
 
 from treering import TreeringError, data
 from treering.data import folder
-from treering.images import folders as images
+from treering.images import files
 
 COUNTS = {"cat": 6, "dog": 5, "owl": 4}
 
@@ -33,7 +33,7 @@ def test_training_and_test_images_come_from_their_folders(tmp_path: Path, test: 
     assert found.train_labels.tolist() == [0] * 6 + [1] * 5 + [2] * 4
     assert found.test_labels.tolist() == [0] * 2 + [1] * 3 + [2]
     for part, pixels in (("train", found.train_images), (test, found.test_images)):
-        expected = [images.read(file, 12) for file in sorted((place / part).rglob("*.png"))]
+        expected = [files.read(file, 12) for file in sorted((place / part).rglob("*.png"))]
         assert pixels.dtype == np.uint8
         assert np.array_equal(pixels, np.stack(expected))
 
@@ -168,7 +168,7 @@ def test_images_that_do_not_fit_into_memory_are_refused_before_any_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = split_dataset(tmp_path / "animals")
-    monkeypatch.setattr(images, "read", lambda *arguments: pytest.fail("an image was read"))
+    monkeypatch.setattr(files, "read", lambda *arguments: pytest.fail("an image was read"))
     with pytest.raises(TreeringError, match=r"21 images of .* take 630 GB .* 100000 x 100000 .*run.image_size"):
         folder.load(place, 100_000)
     monkeypatch.undo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import tempfile
 import threading
 import unicodedata
@@ -20,8 +21,8 @@ from photo_helper import BAD_FILES, encoded, png_of_size, unreadable, write_bad,
 from PIL import Image
 
 from treering import TreeringError
-from treering.images import folders as images
-from treering.images.folders import UnreadableError
+from treering.images import files, folders
+from treering.runtime.pixels import PixelFile
 
 COLOURS = np.array([[[200, 30, 30], [30, 180, 40]], [[40, 50, 190], [220, 210, 60]]], np.uint8)
 
@@ -43,6 +44,13 @@ def written(folder: Path, image: Image.Image, kind: str, **options: Any) -> Path
     return file
 
 
+def pixels_in(file: Path, size: int) -> np.ndarray:
+    """What a file that can be read shows."""
+    found = files.read(file, size)
+    assert isinstance(found, np.ndarray), found
+    return found
+
+
 def close_to(pixels: np.ndarray, expected: np.ndarray, within: int) -> None:
     assert np.abs(corners(pixels) - expected.astype(int)).max() <= within
 
@@ -62,7 +70,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
 @pytest.mark.parametrize(("kind", "options", "within"), KINDS.values(), ids=KINDS)
 def test_each_kind_of_file_is_read(tmp_path: Path, kind: str, options: dict[str, Any], within: int) -> None:
     file = written(tmp_path, Image.fromarray(quadrants()), kind, **options)
-    pixels = images.read(file, 40)
+    pixels = pixels_in(file, 40)
     assert (pixels.shape, pixels.dtype) == ((40, 40, 3), np.uint8)
     close_to(pixels, COLOURS, within)
 
@@ -73,7 +81,7 @@ def test_the_name_of_a_file_says_nothing_about_its_kind(
 ) -> None:
     file = written(tmp_path, Image.fromarray(quadrants()), kind, **options)
     for name in ("no suffix", "wrong.txt", "IMAGE.JPG"):
-        close_to(images.read(file.rename(tmp_path / name), 40), COLOURS, within)
+        close_to(pixels_in(file.rename(tmp_path / name), 40), COLOURS, within)
         file = tmp_path / name
 
 
@@ -85,7 +93,7 @@ def test_of_an_animation_the_first_frame_counts(tmp_path: Path, kind: str) -> No
     file = written(tmp_path, first, kind, save_all=True, append_images=later, duration=100, **options)
     with Image.open(file) as saved:
         assert saved.n_frames == 3
-    close_to(images.read(file, 40), COLOURS, 0)
+    close_to(pixels_in(file, 40), COLOURS, 0)
 
 
 # What a camera stores so that, turned as its orientation says, the picture is upright.
@@ -109,38 +117,54 @@ def test_images_are_turned_upright(tmp_path: Path, kind: str, orientation: int, 
     exif = Image.Exif()
     exif[0x0112] = orientation
     file = written(tmp_path, stored, kind, exif=exif, quality=95)
-    close_to(images.read(file, 24), COLOURS, 8)
+    close_to(pixels_in(file, 24), COLOURS, 8)
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
 def test_an_orientation_that_does_not_exist_is_none(tmp_path: Path, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    close_to(images.read(written(tmp_path, Image.fromarray(quadrants()), "PNG", exif=exif), 40), COLOURS, 0)
+    close_to(pixels_in(written(tmp_path, Image.fromarray(quadrants()), "PNG", exif=exif), 40), COLOURS, 0)
 
 
-def test_reading_in_several_threads_leaves_the_warnings_as_they_were() -> None:
-    before = list(warnings.filters)
-    first, second = images.decoding(), images.decoding()
-    for enter in (first.__enter__, second.__enter__):
-        enter()
-    assert warnings.filters != before
-    with pytest.warns(UserWarning, match="not of Pillow"):
-        warnings.warn("not of Pillow", stacklevel=1)
-    first.__exit__(None, None, None)
-    assert warnings.filters != before
-    second.__exit__(None, None, None)
-    assert warnings.filters == before
+DAMAGED = {
+    "nothing": b"Exif\0\0",
+    "no entries": b"Exif\0\0MM\0*\0\0\xff\xff",
+    "entries that end too early": b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 9,
+    "upright, then a text that lies beyond the end": b"Exif\0\0II*\0\x08\0\0\0"
+    + struct.pack("<HHHIHHHHIII", 2, 0x0112, 3, 1, 1, 0, 0x9003, 2, 20, 9999, 0),
+}
 
 
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    "exif", [b"Exif\0\0", b"Exif\0\0MM\0*\0\0\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 9]
-)
-def test_damaged_camera_data_does_not_spoil_the_picture(tmp_path: Path, exif: bytes) -> None:
+@pytest.mark.parametrize("filtered", ["error", "ignore"])
+@pytest.mark.parametrize("exif", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_camera_data_does_not_spoil_the_picture_however_strict_the_warnings_are(
+    tmp_path: Path, exif: bytes, filtered: Any
+) -> None:
     file = written(tmp_path, Image.fromarray(quadrants()), "JPEG", exif=exif, quality=95)
-    close_to(images.read(file, 40), COLOURS, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter(filtered)
+        close_to(pixels_in(file, 40), COLOURS, 6)
+
+
+@pytest.mark.parametrize("filtered", ["error", "ignore"])
+def test_a_photo_is_turned_although_its_camera_data_are_damaged_further_on(tmp_path: Path, filtered: Any) -> None:
+    stored = Image.fromarray(np.ascontiguousarray(STORED[6](quadrants())))
+    exif = list(DAMAGED.values())[-1].replace(struct.pack("<HIHH", 3, 1, 1, 0), struct.pack("<HIHH", 3, 1, 6, 0))
+    file = written(tmp_path, stored, "JPEG", exif=exif, quality=95)
+    with warnings.catch_warnings():
+        warnings.simplefilter(filtered)
+        close_to(pixels_in(file, 24), COLOURS, 8)
+
+
+def test_reading_leaves_the_filters_of_warnings_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_photos(tmp_path, {"cat": 3, "dog": 3})
+    before, seen = list(warnings.filters), []
+    read = files.read
+    monkeypatch.setattr(files, "read", lambda *of: (seen.append(list(warnings.filters)), read(*of))[1])
+    folders.load(folders.scan(folder), 8)
+    assert seen == [before] * 6
+    assert list(warnings.filters) == before
 
 
 def grey(pixels: np.ndarray) -> np.ndarray:
@@ -164,7 +188,7 @@ MODES: dict[str, tuple[str, str, Any, int]] = {
 @pytest.mark.parametrize(("kind", "mode", "seen", "within"), MODES.values(), ids=MODES)
 def test_each_mode_becomes_rgb(tmp_path: Path, kind: str, mode: str, seen: Any, within: int) -> None:
     options = {"quality": 95} if kind in ("JPEG", "WEBP") else {}
-    pixels = images.read(written(tmp_path, Image.fromarray(quadrants()).convert(mode), kind, **options), 32)
+    pixels = pixels_in(written(tmp_path, Image.fromarray(quadrants()).convert(mode), kind, **options), 32)
     assert (pixels.shape, pixels.dtype) == ((32, 32, 3), np.uint8)
     if seen:
         close_to(pixels, seen(COLOURS), within)
@@ -174,12 +198,11 @@ def test_each_mode_becomes_rgb(tmp_path: Path, kind: str, mode: str, seen: Any, 
 
 def test_every_grey_level_of_16_bits_becomes_its_upper_8(tmp_path: Path) -> None:
     levels = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-    pixels = images.read(written(tmp_path, Image.fromarray(levels), "PNG"), 256)
+    pixels = pixels_in(written(tmp_path, Image.fromarray(levels), "PNG"), 256)
     assert np.array_equal(pixels, (levels >> 8).astype(np.uint8)[..., None].repeat(3, -1))
 
 
 def test_colours_of_16_bits_become_8(tmp_path: Path) -> None:
-    import struct
     import zlib
 
     def chunk(name: bytes, content: bytes) -> bytes:
@@ -189,7 +212,7 @@ def test_colours_of_16_bits_become_8(tmp_path: Path) -> None:
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     content = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(rows))
     (tmp_path / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content + chunk(b"IEND", b""))
-    assert np.abs(images.read(tmp_path / "deep.png", 2).astype(int) - (values >> 8)).max() <= 1
+    assert np.abs(pixels_in(tmp_path / "deep.png", 2).astype(int) - (values >> 8)).max() <= 1
 
 
 @given(st.lists(st.integers(0, 255), min_size=4, max_size=4))
@@ -200,7 +223,7 @@ def test_what_is_transparent_shows_white_below(rgba: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "glass")
         file.write_bytes(buffer.getvalue())
-        pixels = images.read(file, 4).astype(float)
+        pixels = pixels_in(file, 4).astype(float)
     share = rgba[3] / 255
     assert np.abs(pixels - (np.array(rgba[:3]) * share + 255 * (1 - share))).max() <= 1
 
@@ -210,7 +233,7 @@ def test_a_transparent_colour_of_a_palette_is_white(tmp_path: Path, kind: str) -
     image = Image.new("P", (8, 8), 1)
     image.putpalette([10, 20, 30, 200, 100, 50])
     image.paste(0, (0, 0, 4, 8))
-    pixels = images.read(written(tmp_path, image, kind, transparency=0), 8)
+    pixels = pixels_in(written(tmp_path, image, kind, transparency=0), 8)
     assert pixels[4, 1].tolist() == [255, 255, 255]
     assert pixels[4, 6].tolist() == [200, 100, 50]
 
@@ -219,7 +242,7 @@ def test_a_transparent_colour_of_a_grey_or_rgb_png_is_white(tmp_path: Path) -> N
     for mode, key, other in (("L", 7, 90), ("RGB", (1, 2, 3), (90, 90, 90))):
         image = Image.new(mode, (8, 8), other)
         image.paste(key, (0, 0, 4, 8))
-        pixels = images.read(written(tmp_path, image, "PNG", transparency=key), 8)
+        pixels = pixels_in(written(tmp_path, image, "PNG", transparency=key), 8)
         assert (pixels[4, 1].tolist(), pixels[4, 6].tolist()) == ([255] * 3, [90] * 3)
 
 
@@ -230,27 +253,26 @@ def test_a_transparent_colour_of_a_grey_or_rgb_png_is_white(tmp_path: Path) -> N
 def test_any_shape_becomes_the_square_asked_for(width: int, height: int, size: int, kind: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         image = Image.new("RGB", (width, height), (120, 130, 140))
-        pixels = images.read(written(Path(folder), image, kind), size)
+        pixels = pixels_in(written(Path(folder), image, kind), size)
     assert (pixels.shape, pixels.dtype) == ((size, size, 3), np.uint8)
     assert np.abs(pixels.astype(int) - [120, 130, 140]).max() <= 8
 
 
 @pytest.mark.parametrize("shape", [(200, 20), (20, 200), (64, 64)])
 def test_nothing_of_the_picture_is_cut_off(tmp_path: Path, shape: tuple[int, int]) -> None:
-    close_to(images.read(written(tmp_path, Image.fromarray(quadrants(*shape)), "PNG"), 32), COLOURS, 0)
+    close_to(pixels_in(written(tmp_path, Image.fromarray(quadrants(*shape)), "PNG"), 32), COLOURS, 0)
 
 
 def test_an_image_of_the_size_asked_for_keeps_every_pixel(tmp_path: Path) -> None:
     pixels = np.random.RandomState(0).randint(0, 256, (17, 17, 3)).astype(np.uint8)
-    assert np.array_equal(images.read(written(tmp_path, Image.fromarray(pixels), "PNG"), 17), pixels)
+    assert np.array_equal(pixels_in(written(tmp_path, Image.fromarray(pixels), "PNG"), 17), pixels)
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
 @pytest.mark.filterwarnings("default")
 def test_what_is_no_image_is_refused_with_a_reason(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UnreadableError) as refused:
-        images.read(write_bad(tmp_path, name), 20)
-    said = str(refused.value)
+    said = files.read(write_bad(tmp_path, name), 20)
+    assert isinstance(said, str)
     assert said
     assert "\n" not in said
     assert BAD_FILES[name][1] in said
@@ -269,18 +291,20 @@ def test_what_cannot_be_opened_is_refused_with_the_systems_reason(tmp_path: Path
         "secret.jpg": "Permission denied",
         "n" * 300: "File name too long",
     }.items():
-        with unreadable("secret.jpg"), pytest.raises(UnreadableError, match=reason):
-            images.read(tmp_path / name, 20)
+        with unreadable("secret.jpg"):
+            assert reason in files.read(tmp_path / name, 20)
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_large_photos_are_read_and_bombs_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, Image.new("RGB", (30, 30)), "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
-    assert images.read(file, 10).shape == (10, 10, 3)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
-    with pytest.raises(UnreadableError, match="too large to decode"):
-        images.read(file, 10)
+    assert pixels_in(file, 10).shape == (10, 10, 3)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 450)
+    assert pixels_in(file, 10).shape == (10, 10, 3)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 449)
+    assert files.read(file, 10) == "too large to decode"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert pixels_in(file, 10).shape == (10, 10, 3)
 
 
 GOOD = {kind: encoded(kind) for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF")}
@@ -308,12 +332,8 @@ def test_damaged_bytes_are_pixels_or_a_reason(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "damaged")
         file.write_bytes(content)
-        try:
-            pixels = images.read(file, 12)
-        except UnreadableError as refused:
-            assert str(refused)
-        else:
-            assert (pixels.shape, pixels.dtype) == ((12, 12, 3), np.uint8)
+        found = files.read(file, 12)
+        assert found if isinstance(found, str) else (found.shape, found.dtype) == ((12, 12, 3), np.uint8)
 
 
 @given(
@@ -325,24 +345,22 @@ def test_any_bytes_are_pixels_or_a_reason(content: bytes, start: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "bytes")
         file.write_bytes(start + content)
-        try:
-            assert images.read(file, 8).shape == (8, 8, 3)
-        except UnreadableError as refused:
-            assert str(refused)
+        found = files.read(file, 8)
+        assert found if isinstance(found, str) else found.shape == (8, 8, 3)
 
 
 # What is in a folder.
 
 
-def names_of(found: images.ImageFolder) -> dict[str, list[str]]:
-    return {name: [file.name for file in files] for name, files in found.classes.items()}
+def names_of(found: folders.ImageFolder) -> dict[str, list[str]]:
+    return {name: [file.name for file in paths] for name, paths in found.classes.items()}
 
 
 def test_classes_and_files_come_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b/2.png", "b/10.png", "a/z.jpg", "a/sub/deep/y.jpg", "c c/ü.gif"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    found = images.scan(tmp_path)
+    found = folders.scan(tmp_path)
     assert names_of(found) == {"a": ["y.jpg", "z.jpg"], "b": ["10.png", "2.png"], "c c": ["ü.gif"]}
     assert list(found.classes) == ["a", "b", "c c"]
     assert found.skipped == []
@@ -354,7 +372,7 @@ def test_what_is_left_out_is_named_and_clutter_goes_without_saying(tmp_path: Pat
     (tmp_path / "only clutter").mkdir()
     for name in ("loose.jpg", "Thumbs.db", ".DS_Store", "cat/desktop.ini", "cat/.hidden.jpg", "only clutter/Thumbs.db"):
         (tmp_path / name).write_bytes(b"x")
-    found = images.scan(tmp_path)
+    found = folders.scan(tmp_path)
     assert names_of(found) == {"cat": ["000.png"]}
     assert sorted((path.name, reason) for path, reason in found.skipped) == [
         (".cache", "hidden folder"),
@@ -369,8 +387,8 @@ def test_a_name_is_one_class_however_its_accents_are_spelt(tmp_path: Path) -> No
     write_photos(tmp_path, {composed: 2, decomposed: 3})
     if len(list(tmp_path.iterdir())) == 1:
         pytest.skip("this file system has one spelling")
-    found = images.scan(tmp_path)
-    assert {name: len(files) for name, files in found.classes.items()} == {composed: 5}
+    found = folders.scan(tmp_path)
+    assert {name: len(paths) for name, paths in found.classes.items()} == {composed: 5}
 
 
 def test_links_are_followed_once(tmp_path: Path) -> None:
@@ -379,15 +397,15 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
     (folder / "owl").symlink_to(tmp_path / "elsewhere" / "owls")
     (folder / "cat" / "again").symlink_to(folder / "cat")
     (folder / "cat" / "up").symlink_to(folder)
-    found = images.scan(folder)
-    assert {name: len(files) for name, files in found.classes.items()} == {"cat": 2, "owl": 2}
+    found = folders.scan(folder)
+    assert {name: len(paths) for name, paths in found.classes.items()} == {"cat": 2, "owl": 2}
     assert {reason for _, reason in found.skipped} == {"a link back to a folder already read"}
 
 
 def test_a_link_to_itself_is_left_out(tmp_path: Path) -> None:
     folder = write_photos(tmp_path, {"cat": 1})
     (folder / "loop").symlink_to(folder / "loop")
-    found = images.scan(folder)
+    found = folders.scan(folder)
     assert names_of(found) == {"cat": ["000.png"]}
     assert [path.name for path, _ in found.skipped] == ["loop"]
 
@@ -402,11 +420,11 @@ def test_a_class_folder_that_cannot_be_read_is_left_out(tmp_path: Path, monkeypa
         return scandir(place)
 
     monkeypatch.setattr(os, "scandir", guarded)
-    found = images.scan(tmp_path)
+    found = folders.scan(tmp_path)
     assert names_of(found) == {"cat": ["000.png"]}
     assert (tmp_path / "secret", "Permission denied") in found.skipped
     with pytest.raises(TreeringError, match=r"cannot read .*secret: Permission denied"):
-        images.scan(tmp_path / "secret")
+        folders.scan(tmp_path / "secret")
 
 
 @pytest.mark.parametrize(
@@ -423,7 +441,7 @@ def test_a_class_folder_that_cannot_be_read_is_left_out(tmp_path: Path, monkeypa
 def test_a_folder_without_classes_is_refused(tmp_path: Path, make: Any, fragment: str) -> None:
     make(tmp_path / "photos")
     with pytest.raises(TreeringError, match=fragment) as refused:
-        images.scan(tmp_path / "photos")
+        folders.scan(tmp_path / "photos")
     assert str(tmp_path / "photos") in str(refused.value)
 
 
@@ -434,15 +452,15 @@ def test_a_folder_without_classes_is_refused(tmp_path: Path, make: Any, fragment
 def test_loaded_images_are_those_of_the_files_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(images, "AT_ONCE", at_once)
+    monkeypatch.setattr(folders, "AT_ONCE", at_once)
     folder = write_photos(tmp_path, {"cat": 4, "dog": 3})
     write_bad(folder / "cat", "empty.jpg")
     write_bad(folder / "eel", "text.png")
     steps: list[tuple[int, int]] = []
-    found = images.scan(folder)
-    loaded = images.load(found, 20, progress=lambda done, total: steps.append((done, total)))
+    found = folders.scan(folder)
+    loaded = folders.load(found, 20, progress=lambda done, total: steps.append((done, total)))
     good = [file for name in ("cat", "dog") for file in found.classes[name] if file.suffix == ".png"]
-    expected = np.stack([images.read(file, 20) for file in good])
+    expected = np.stack([pixels_in(file, 20) for file in good])
     assert torch.equal(loaded.images.tensor(), torch.from_numpy(expected).movedim(-1, 1))
     assert loaded.labels == ["cat"] * 4 + ["dog"] * 3
     assert [(path.name, reason) for path, reason in loaded.skipped] == [
@@ -455,39 +473,39 @@ def test_loaded_images_are_those_of_the_files_in_their_order(
 
 def test_a_folder_without_a_readable_image_gives_none(tmp_path: Path) -> None:
     write_bad(tmp_path / "cat", "empty.jpg")
-    loaded = images.load(images.scan(tmp_path), 20)
+    loaded = folders.load(folders.scan(tmp_path), 20)
     assert (len(loaded.images), loaded.labels, loaded.images.shape) == (0, [], (0, 3, 20, 20))
 
 
 def test_no_more_than_a_few_images_wait_to_be_put_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "AT_ONCE", 2)
-    read, lock, most = images.read, threading.Lock(), 0
+    monkeypatch.setattr(folders, "AT_ONCE", 2)
+    read, lock, most = files.read, threading.Lock(), 0
     waiting = 0
 
-    def counted(path: Path, *size: int) -> np.ndarray:
+    def counted(path: Path, *size: int) -> np.ndarray | str:
         nonlocal waiting, most
         with lock:
             waiting += 1
             most = max(most, waiting)
         return read(path, *size)
 
-    append = images.PixelFile.append
+    append = PixelFile.append
 
     def put_away(file: Any, part: Any) -> Any:
         nonlocal waiting
         waiting -= len(part)
         return append(file, part)
 
-    monkeypatch.setattr(images, "read", counted)
-    monkeypatch.setattr(images.PixelFile, "append", put_away)
-    images.load(images.scan(write_photos(tmp_path, {"cat": 7, "dog": 4})), 8)
+    monkeypatch.setattr(files, "read", counted)
+    monkeypatch.setattr(PixelFile, "append", put_away)
+    folders.load(folders.scan(write_photos(tmp_path, {"cat": 7, "dog": 4})), 8)
     assert (waiting, most) == (0, 2)
 
 
 @given(st.text() | st.binary().map(os.fsdecode))
 @settings(max_examples=60)
 def test_any_name_can_be_printed(name: str) -> None:
-    printed = images.shown(name)
+    printed = folders.shown(name)
     assert printed.encode().decode() == printed
     for letter, own in zip(printed, name, strict=True):
         strange = own < " " or own == "\x7f" or "\ud800" <= own <= "\udfff"
@@ -496,5 +514,4 @@ def test_any_name_can_be_printed(name: str) -> None:
 
 def test_a_tiny_file_of_many_pixels_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(png_of_size(2**31 - 1, 2**31 - 1))
-    with pytest.raises(UnreadableError, match="too large to decode"):
-        images.read(tmp_path / "bomb.png", 20)
+    assert files.read(tmp_path / "bomb.png", 20) == "too large to decode"

@@ -23,8 +23,9 @@ def random_images(count: int, shape: tuple[int, int, int], seed: int) -> Tensor:
 def stored(images: Tensor, *cuts: int, folder: Path | None = None) -> StoredImages:
     """The images in a file, put there in parts."""
     file = PixelFile(images.shape[1:], folder)
-    rows = [file.append(part) for part in images.tensor_split(sorted(cuts))]
-    return StoredImages(file, torch.cat(rows))
+    for part in images.tensor_split(sorted(cuts)):
+        file.append(part)
+    return file.images()
 
 
 shapes = st.tuples(st.sampled_from([1, 3]), st.integers(1, 5), st.integers(1, 5))
@@ -74,17 +75,21 @@ def test_stored_images_are_indexed_and_split_as_a_tensor_is(
 @given(shapes, st.lists(st.tuples(st.sampled_from(["tensor", "stored"]), st.integers(0, 6)), min_size=1))
 @settings(max_examples=100)
 def test_joined_images_are_those_of_the_parts(shape: tuple[int, int, int], kinds: list[tuple[str, int]]) -> None:
-    shared = PixelFile(shape)
+    shared, start = PixelFile(shape), 0
     parts: list[pixels.Images] = []
     plain = []
     for seed, (kind, count) in enumerate(kinds):
         images = random_images(count, shape, seed)
         plain.append(images)
-        parts.append(images if kind == "tensor" else StoredImages(shared, shared.append(images)))
+        if kind == "stored":
+            shared.append(images)
+        parts.append(images if kind == "tensor" else shared.images()[start:])
+        start = shared.rows
     joined = pixels.join(parts)
     assert isinstance(joined, Tensor) == all(kind == "tensor" for kind, _ in kinds)
     assert joined.shape == torch.cat(plain).shape
     assert torch.equal(pixels.tensor(joined), torch.cat(plain))
+    assert shared.rows == start, "what is joined stays where it is"
     for part, images in zip(parts, plain, strict=True):
         assert torch.equal(pixels.tensor(part), images), "the parts stay as they were"
 
@@ -95,17 +100,31 @@ def test_images_of_two_files_can_be_joined() -> None:
     assert torch.equal(pixels.tensor(joined), torch.cat([first, second]))
 
 
+@given(indexed(), st.integers(0, 9), st.integers(0, 9), st.integers(1, 6))
+def test_joined_images_are_indexed_and_split_as_a_tensor_is(
+    case: tuple[Tensor, list[Any]], first: int, second: int, size: int
+) -> None:
+    images, indices = case
+    joined = pixels.join([stored(images[:first]), images[first:][:second], stored(images[first:][second:])])
+    for index in indices:
+        joined, images = joined[index], images[index]
+    assert joined.shape == images.shape
+    assert torch.equal(pixels.tensor(joined), images)
+    parts, expected = list(joined.split(size)), images.split(size)
+    assert all(torch.equal(one, other) for one, other in zip(parts, expected, strict=True))
+
+
 def test_a_tensor_is_its_own_pixels() -> None:
     images = random_images(2, (3, 2, 2), 0)
     assert pixels.tensor(images) is images
 
 
-def test_rows_count_on_from_call_to_call() -> None:
+def test_what_is_stored_later_stands_behind_what_is_there() -> None:
     file = PixelFile((1, 2, 2))
-    assert file.append(random_images(3, (1, 2, 2), 0)).tolist() == [0, 1, 2]
-    assert file.append(random_images(0, (1, 2, 2), 0)).tolist() == []
-    assert file.append(random_images(2, (1, 2, 2), 1)).tolist() == [3, 4]
-    assert file.rows == 5
+    parts = [random_images(count, (1, 2, 2), count) for count in (3, 0, 2)]
+    for part in parts:
+        file.append(part)
+    assert torch.equal(file.images().tensor(), torch.cat(parts))
 
 
 def test_images_of_any_strides_are_stored_as_they_look() -> None:

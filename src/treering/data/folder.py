@@ -5,7 +5,6 @@ Without these two, DATA/<name>/<class>/<image>: then one image in five of each c
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -13,21 +12,20 @@ from pathlib import Path
 
 import numpy as np
 
-from treering.data.stream import Dataset
+from treering.data.stream import ONE_TEST_IMAGE_IN, Dataset
 from treering.errors import TreeringError
-from treering.images import folders as images
+from treering.images import folders
+from treering.images.files import read_in_parts
 from treering.runtime import files
 
 logger = logging.getLogger(__name__)
 
-TEST_SHARE = 5
-"""One image in five of each class is for testing where the dataset has no test images of its own."""
 SPLIT_SEED = 0
 
 
 def load(folder: Path, size: int) -> Dataset:
-    """Every image as a square of `size` pixels; the classes in the order of their names."""
-    train_folder, test_folder = _part(folder, ("train",)), _part(folder, images.TEST_FOLDERS)
+    """Return every image as a square of `size` pixels, and the classes in the order of their names."""
+    train_folder, test_folder = _part(folder, ("train",)), _part(folder, folders.TEST_FOLDERS)
     if train_folder and test_folder and (_folders(train_folder) or _folders(test_folder)):
         train, test = _scanned(train_folder), _scanned(test_folder)
         unknown = [name for name in test if name not in train]
@@ -49,52 +47,48 @@ def load(folder: Path, size: int) -> Dataset:
 
 
 def _part(folder: Path, names: Sequence[str]) -> Path | None:
-    """The folder below it that has one of these names, however it is capitalised; rather one with class folders."""
+    """Return the folder below it that has one of these names, however capitalised, and if possible folders in it."""
     below = {path.name.lower(): path for path in _folders(folder)}
     found = [below[name] for name in names if name in below]
     return next((path for path in found if _folders(path)), found[0] if found else None)
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Those below it that are not hidden; none if it cannot be looked into, which others tell."""
-    with contextlib.suppress(OSError):
+    """Return the folders below it that are not hidden; none if it cannot be looked into, which `scan` reports."""
+    try:
         return sorted(path for path in folder.iterdir() if files.is_folder(path) and not path.name.startswith("."))
-    return []
+    except OSError:
+        return []
 
 
 def _scanned(folder: Path) -> dict[str, list[Path]]:
-    found = images.scan(folder)
-    images.warn_of(found.skipped)
+    found = folders.scan(folder)
+    folders.warn_of(found.skipped)
     return found.classes
 
 
 def _split(classes: dict[str, list[Path]]) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
-    """Training and test files of each class."""
+    """Divide the files of each class into those for training and those for testing."""
     random = np.random.RandomState(SPLIT_SEED)
     train, test = {}, {}
     for name, paths in classes.items():
-        chosen = set(random.permutation(len(paths))[: -(-len(paths) // TEST_SHARE)].tolist())
+        chosen = set(random.permutation(len(paths))[: -(-len(paths) // ONE_TEST_IMAGE_IN)].tolist())
         train[name] = [path for index, path in enumerate(paths) if index not in chosen]
         test[name] = [path for index, path in enumerate(paths) if index in chosen]
     return train, test
 
 
 def _read(classes: dict[str, list[Path]], names: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and labels of every file that can be read; each class must have one."""
+    """Return pixels and labels of every file that can be read; each class must have one."""
     paths = [path for name in names for path in classes[name]]
     labels = np.repeat(np.arange(len(names)), [len(classes[name]) for name in names])
-    pixels = np.empty((len(paths), size, size, 3), np.uint8)
-
-    def decode(index: int) -> bool:
-        try:
-            pixels[index] = images.read(paths[index], size)
-        except images.UnreadableError as error:
-            logger.warning("%s is left out: %s", paths[index], error)
-            return False
-        return True
-
-    with images.decoding() as pool:
-        readable = np.fromiter(pool.map(decode, range(len(paths))), bool, len(paths))
+    pixels, readable = np.empty((len(paths), size, size, 3), np.uint8), np.ones(len(paths), bool)
+    for index, image in enumerate(image for part in read_in_parts(paths, size, 3, folders.AT_ONCE) for image in part):
+        if isinstance(image, str):
+            folders.warn_of([(paths[index], image)])
+            readable[index] = False
+        else:
+            pixels[index] = image
     empty = next((name for label, name in enumerate(names) if not readable[labels == label].any()), None)
     if empty is not None:
         raise TreeringError(f"no image of class {empty} in {classes[empty][0].parent} can be read")
@@ -102,7 +96,7 @@ def _read(classes: dict[str, list[Path]], names: Sequence[str], size: int) -> tu
 
 
 def _require_memory(folder: Path, count: int, size: int) -> None:
-    """Raise if the images, which are all held in memory, take more than the machine has."""
+    """Raise if the images, which are all held in memory, take more memory than the machine has."""
     needed = count * size * size * 3
     if hasattr(os, "sysconf") and needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise TreeringError(

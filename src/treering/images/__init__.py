@@ -1,1 +1,1 @@
-"""Whatever people have, arrays, files or folders, as pixels."""
+"""Whatever people have becomes pixels: image files, folders of them, arrays."""

@@ -18,31 +18,38 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from treering.errors import TreeringError
-from treering.images.folders import opaque, upright
+from treering.images.files import opaque, upright
 from treering.runtime.pixels import Images, PixelFile, StoredImages
 
 GREY = ("L", "F")
-"""Modes of PIL that stay grey where nothing asks for colour: bytes, and floating-point numbers 0..1."""
+"""Pillow's modes that stay grey where nothing asks for colour: bytes, and floating-point numbers 0..1."""
+NO_IMAGES = "no images were given: give at least one"
 
 
 def as_examples(images: Any, labels: Any, channels: int | None = None) -> tuple[Images, list[Hashable]]:
-    """Images and their labels; a Dataset and an iterator of batches bring their own labels.
+    """Return images and their labels, which a Dataset or an iterator of batches brings itself.
 
-    channels: what images of PIL are converted to; as in `as_images`.
+    Pillow's images are converted to so many `channels`, as in `as_images`.
     """
-    if isinstance(images, Iterable) and not isinstance(images, Dataset | Tensor | np.ndarray | Sequence | StoredImages):
-        if labels is not None:
-            raise TreeringError("an iterator of batches brings its own labels: leave the labels out")
+    is_batches = isinstance(images, Iterable) and not isinstance(
+        images, Dataset | Tensor | np.ndarray | Sequence | StoredImages
+    )
+    if labels is not None and (is_batches or isinstance(images, Dataset)):
+        what = "an iterator of batches" if is_batches else "a torch Dataset"
+        raise TreeringError(f"{what} brings its own labels: leave the labels out")
+    if is_batches:
         return _from_batches(iter(images), channels)
     if isinstance(images, Dataset):
-        if labels is not None:
-            raise TreeringError("a torch Dataset brings its own labels: leave the labels out")
         pairs = list(_items(images))
         if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
             raise TreeringError("every item of the Dataset must be a pair (image, label)")
         images, labels = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    elif labels is None:
+    if labels is None:
         raise TreeringError("labels are missing: give one label per image")
+    return _labelled(images, labels, channels)
+
+
+def _labelled(images: Any, labels: Any, channels: int | None) -> tuple[Tensor, list[Hashable]]:
     pixels, names = as_images(images, channels), as_labels(labels)
     if len(pixels) != len(names):
         raise TreeringError(f"{len(pixels)} images but {len(names)} labels: give one label per image")
@@ -50,15 +57,13 @@ def as_examples(images: Any, labels: Any, channels: int | None = None) -> tuple[
 
 
 def _from_batches(batches: Iterator[Any], channels: int | None) -> tuple[Images, list[Hashable]]:
-    """Batches (images, labels), put away one after another: together they need not fit into memory."""
+    """Store batches (images, labels) one after another, so that together they need not fit into memory."""
     file: PixelFile | None = None
     names: list[Hashable] = []
     for batch in batches:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise TreeringError("every item of the iterator must be a batch, a pair (images, labels)")
-        pixels, some = as_images(batch[0], channels), as_labels(batch[1])
-        if len(pixels) != len(some):
-            raise TreeringError(f"a batch has {len(pixels)} images but {len(some)} labels: give one label per image")
+        pixels, some = _labelled(batch[0], batch[1], channels)
         one_type(some, names)
         file = file or PixelFile(pixels.shape[1:])
         channels = 3 if file.shape[0] == 3 else channels  # what is grey then becomes colour, but not the reverse
@@ -68,14 +73,14 @@ def _from_batches(batches: Iterator[Any], channels: int | None) -> tuple[Images,
         file.append(pixels)
         names += some
     if file is None:
-        raise TreeringError("no images were given: give at least one")
-    return StoredImages(file, torch.arange(len(names))), names
+        raise TreeringError(NO_IMAGES)
+    return file.images(), names
 
 
 def as_images(images: Any, channels: int | None = None) -> Tensor:
-    """Images as uint8 N x C x H x W; labels that a Dataset or an iterator of batches brings are left out.
+    """Return images as uint8 N x C x H x W; labels that a Dataset or an iterator of batches brings are left out.
 
-    Images of PIL get so many `channels`; without it they stay grey only if the mode of each is one of `GREY`.
+    Pillow's images are converted to so many `channels`; without it they stay grey only if each has a mode of `GREY`.
     """
     if isinstance(images, StoredImages):
         return images.tensor()
@@ -83,27 +88,23 @@ def as_images(images: Any, channels: int | None = None) -> Tensor:
         images = [item[0] if isinstance(item, tuple | list) else item for item in _items(images)]
     if isinstance(images, Tensor):
         pixels = images.detach().cpu()
-        if pixels.ndim == 3:
-            pixels = pixels[:, None]
-    elif isinstance(images, np.ndarray) and images.dtype != object:
+        return _checked(pixels[:, None] if pixels.ndim == 3 else pixels)
+    if isinstance(images, np.ndarray) and images.dtype != object:
         pixels = _from_numpy(images)
-        pixels = pixels[:, None] if pixels.ndim == 3 else pixels.movedim(-1, 1) if pixels.ndim == 4 else pixels
-    elif isinstance(images, Sequence | np.ndarray):
+        return _checked(pixels[:, None] if pixels.ndim == 3 else pixels.movedim(-1, 1) if pixels.ndim == 4 else pixels)
+    if isinstance(images, Sequence | np.ndarray):
         if any(isinstance(image, PIL.Image.Image) and image.mode not in GREY for image in images):
             channels = channels or 3
         return _stacked([_one_image(image, channels) for image in images])
-    elif isinstance(images, Iterable) and not isinstance(images, Set | Mapping):
-        parts = [as_images(_without_labels(batch), channels) for batch in images]
-        return _stacked([image for part in parts for image in part])
-    else:
-        raise TreeringError(
-            f"images must be an array, a tensor, a sequence or a torch Dataset, not {type(images).__name__}"
-        )
-    return _checked(pixels)
+    if isinstance(images, Iterable) and not isinstance(images, Set | Mapping):
+        return _stacked([image for batch in images for image in as_images(_without_labels(batch), channels)])
+    raise TreeringError(
+        f"images must be an array, a tensor, a sequence or a torch Dataset, not {type(images).__name__}"
+    )
 
 
 def _without_labels(batch: Any) -> Any:
-    """The images of a batch (images, labels, …), or a batch that is images."""
+    """Return the images of a batch (images, labels, …), or a batch that is images itself."""
     if not isinstance(batch, tuple | list) or not batch:
         return batch
     is_stack = getattr(batch[0], "ndim", 0) == 4
@@ -111,25 +112,26 @@ def _without_labels(batch: Any) -> Any:
 
 
 def as_labels(labels: Any) -> list[Hashable]:
-    """Labels as plain Python values, all of one type."""
-    no_sequence = isinstance(labels, str | bytes | Set | Mapping)
-    if no_sequence or not (isinstance(labels, Iterable) or hasattr(labels, "tolist")):
+    """Return labels as plain Python values, all of one type."""
+    is_array = hasattr(labels, "tolist")
+    if isinstance(labels, str | bytes | Set | Mapping) or not (is_array or isinstance(labels, Iterable)):
         raise TreeringError(f"labels must be a sequence with one label per image, not {labels!r}")
     if getattr(getattr(labels, "dtype", None), "kind", None) in ("m", "M"):
         raise TreeringError("labels are NumPy's dates or times, which may come back as numbers: give them as texts")
     if hasattr(labels, "ndim") and labels.ndim != 1:
         raise TreeringError(f"labels must have one dimension, not shape {tuple(labels.shape)}")
-    names = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    names = labels.tolist() if is_array else list(labels)
     names = [name.item() if isinstance(name, np.generic | Tensor) and np.ndim(name) == 0 else name for name in names]
     for name in names:
-        if not _can_be_label(name):
+        is_number = not isinstance(name, float) or math.isfinite(name)
+        if name is None or isinstance(name, Tensor) or not is_number or not _is_hashable(name):
             raise TreeringError(f"{name!r} cannot be a label: labels are texts, numbers or other hashable values")
     one_type(names, [])
     return names
 
 
 def one_type(labels: Sequence[Hashable], known: Sequence[Hashable]) -> None:
-    """Raise unless all labels have the type of the `known` ones (or, if none is known, of each other)."""
+    """Raise unless all labels have the type of the `known` ones or, if none is known, of each other."""
     expected = type(next(iter(known or labels), None))
     for label in labels:
         if type(label) is not expected:
@@ -140,9 +142,7 @@ def one_type(labels: Sequence[Hashable], known: Sequence[Hashable]) -> None:
             )
 
 
-def _can_be_label(name: Any) -> bool:
-    if name is None or isinstance(name, Tensor) or (isinstance(name, float) and not math.isfinite(name)):
-        return False
+def _is_hashable(name: Any) -> bool:
     try:
         hash(name)
     except TypeError:
@@ -161,14 +161,12 @@ def _items(dataset: Dataset[Any]) -> Iterable[Any]:
 
 
 def _one_image(image: Any, channels: int | None) -> Tensor:
-    """One image of a sequence, C x H x W: a tensor C x H x W, or whatever NumPy reads as H x W or H x W x C."""
+    """Return one image of a sequence as C x H x W; it is a tensor C x H x W, or what NumPy reads as H x W (x C)."""
     if isinstance(image, Tensor):
         pixels = image.detach().cpu()
         return pixels[None] if pixels.ndim == 2 else pixels
     try:
-        if isinstance(image, PIL.Image.Image):
-            image = _of_pil(image, channels)
-        array = np.asarray(image)
+        array = _of_pil(image, channels) if isinstance(image, PIL.Image.Image) else np.asarray(image)
     except TreeringError:
         raise
     except (TypeError, ValueError, OSError) as error:
@@ -178,7 +176,7 @@ def _one_image(image: Any, channels: int | None) -> Tensor:
 
 
 def _of_pil(image: PIL.Image.Image, channels: int | None) -> np.ndarray:
-    if image.mode == "I" and image.format != "PNG":  # where they are 16 bits
+    if image.mode == "I" and image.format != "PNG":  # in a PNG they have 16 bits
         raise TreeringError("an image of PIL's mode I may have any range: convert it to L or I;16, or give an array")
     image = upright(image)
     if image.mode == "F":
@@ -189,14 +187,13 @@ def _of_pil(image: PIL.Image.Image, channels: int | None) -> np.ndarray:
 
 def _stacked(images: list[Tensor]) -> Tensor:
     if not images:
-        raise TreeringError("no images were given: give at least one")
-    different = next(
-        (image for image in images if image.shape != images[0].shape or image.dtype != images[0].dtype), None
-    )
-    if different is not None:
+        raise TreeringError(NO_IMAGES)
+    first = images[0]
+    other = next((image for image in images if (image.shape, image.dtype) != (first.shape, first.dtype)), None)
+    if other is not None:
         raise TreeringError(
             "all images must have one size and type: "
-            f"{tuple(images[0].shape)} {images[0].dtype} and {tuple(different.shape)} {different.dtype} were given"
+            f"{tuple(first.shape)} {first.dtype} and {tuple(other.shape)} {other.dtype} were given"
         )
     return _checked(torch.stack(images))
 
@@ -211,10 +208,10 @@ def _from_numpy(array: np.ndarray) -> Tensor:
 
 
 def _checked(pixels: Tensor) -> Tensor:
-    """`pixels` N x C x H x W as uint8, or an error that says what is wrong with them."""
+    """Return `pixels` N x C x H x W as uint8, or raise an error that says what is wrong with them."""
     shape = tuple(pixels.shape)
     if shape[:1] == (0,):
-        raise TreeringError("no images were given: give at least one")
+        raise TreeringError(NO_IMAGES)
     if 0 in shape:
         raise TreeringError(f"images must have pixels, not the shape {shape}")
     if pixels.ndim != 4:
@@ -226,22 +223,18 @@ def _checked(pixels: Tensor) -> Tensor:
             f"images must have 1 or 3 channels, not {shape[1]}: "
             "NumPy arrays are N x H x W x C, torch tensors N x C x H x W"
         )
-    if pixels.dtype == torch.uint8:
-        return _in_plain_order(pixels)
-    if not pixels.is_floating_point():
+    if pixels.is_floating_point():
+        bad = ~torch.isfinite(pixels).flatten(1).all(1)
+        if bad.any():
+            raise TreeringError(f"image {int(bad.nonzero()[0])} holds NaN or infinity ({int(bad.sum())} images do)")
+        low, high = float(pixels.min()), float(pixels.max())
+        if low < 0 or high > 1:
+            raise TreeringError(
+                f"floating-point images must lie between 0 and 1, not between {low:g} and {high:g}: "
+                "scale them, or give uint8 (0..255)"
+            )
+        pixels = (pixels * 255).round().to(torch.uint8)
+    if pixels.dtype != torch.uint8:
         raise TreeringError(f"images must be uint8 (0..255) or floating-point (0..1), not {pixels.dtype}")
-    bad = ~torch.isfinite(pixels).flatten(1).all(1)
-    if bad.any():
-        raise TreeringError(f"image {int(bad.nonzero()[0])} holds NaN or infinity ({int(bad.sum())} images do)")
-    low, high = float(pixels.min()), float(pixels.max())
-    if low < 0 or high > 1:
-        raise TreeringError(
-            f"floating-point images must lie between 0 and 1, not between {low:g} and {high:g}: "
-            "scale them, or give uint8 (0..255)"
-        )
-    return _in_plain_order((pixels * 255).round().to(torch.uint8))
-
-
-def _in_plain_order(pixels: Tensor) -> Tensor:
     # With one channel, `contiguous` keeps other strides, and those choose other kernels: not bit-identical.
     return pixels.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Images that need not fit into memory: rows of a temporary file, used like a tensor N x C x H x W."""
+"""Images that need not fit into memory: used like a tensor N x C x H x W, read from a temporary file when needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treering.runtime import files
 
 
 class PixelFile:
-    """uint8 images of one shape in a file without a name: it is gone when nobody uses it any more."""
+    """A temporary file of uint8 images of one shape; it has no name and is gone when nobody uses it any more."""
 
     def __init__(self, shape: Sequence[int], folder: Path | None = None) -> None:
         self.shape = torch.Size(shape)
@@ -25,16 +25,19 @@ class PixelFile:
         weakref.finalize(self, self._file.close)
         self._row_bytes = self.shape.numel()
 
-    def append(self, images: Tensor) -> Tensor:
-        """Store images N x C x H x W; returns their rows."""
+    def append(self, images: Tensor) -> None:
+        """Store images N x C x H x W behind those that are there."""
         self._file.seek(self.rows * self._row_bytes)
         self._file.write(images.contiguous().cpu().numpy().tobytes())
         self._file.flush()
         self.rows += len(images)
-        return torch.arange(self.rows - len(images), self.rows)
+
+    def images(self) -> StoredImages:
+        """Return all images that have been stored so far."""
+        return StoredImages(self, torch.arange(self.rows))
 
     def read(self, rows: Tensor) -> Tensor:
-        """The images in these rows. Read, not mapped: mapped pages would count as memory in use."""
+        """Read the images in these rows; they are not mapped, since mapped pages would count as memory in use."""
         pixels = np.empty((len(rows), self._row_bytes), np.uint8)
         for target, row in zip(pixels, rows.tolist(), strict=True):
             self._file.seek(row * self._row_bytes)
@@ -43,41 +46,58 @@ class PixelFile:
         return torch.from_numpy(pixels).view(len(rows), *self.shape)
 
 
-class StoredImages:
-    """Some images of a `PixelFile`, N x C x H x W. Indexing gives fewer of them, `split` and `tensor` their pixels."""
+class _Joined:
+    """Images of several parts in one row; each part stays where it is."""
 
-    def __init__(self, file: PixelFile, rows: Tensor) -> None:
-        self.file, self.rows = file, rows
+    def __init__(self, parts: Sequence[Images]) -> None:
+        self.parts, self.shape = parts, parts[0].shape[1:]
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Read the images in these rows, which are numbered from the first part's first to the last part's last."""
+        pixels = torch.empty(len(rows), *self.shape, dtype=torch.uint8)
+        start = 0
+        for part in self.parts:
+            own = (rows >= start) & (rows < start + len(part))
+            pixels[own] = tensor(part[rows[own] - start]).cpu()
+            start += len(part)
+        return pixels
+
+
+class StoredImages:
+    """Some images of a file, N x C x H x W: indexing gives fewer of them, `split` and `tensor` give their pixels."""
+
+    def __init__(self, source: PixelFile | _Joined, rows: Tensor) -> None:
+        self._source, self._rows = source, rows
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._rows)
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self.rows), *self.file.shape))
+        return torch.Size((len(self), *self._source.shape))
 
     def __getitem__(self, index: Tensor | slice) -> StoredImages:
-        return StoredImages(self.file, self.rows[index.cpu() if isinstance(index, Tensor) else index])
+        return StoredImages(self._source, self._rows[index.cpu() if isinstance(index, Tensor) else index])
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """The pixels, `size` images at a time."""
-        return (self.file.read(rows) for rows in self.rows.split(size))
+        """Yield the pixels, `size` images at a time."""
+        return (self._source.read(rows) for rows in self._rows.split(size))
 
     def tensor(self) -> Tensor:
-        """All pixels."""
-        return self.file.read(self.rows)
+        """Read all pixels into memory."""
+        return self._source.read(self._rows)
 
 
 Images = Tensor | StoredImages
 
 
 def tensor(images: Images) -> Tensor:
-    """The pixels of `images`, in memory."""
+    """Return the pixels of `images` in memory."""
     return images if isinstance(images, Tensor) else images.tensor()
 
 
 def digests(images: Images) -> list[bytes]:
-    """A digest of each image's pixels: the same for copies."""
+    """Return a digest of each image's pixels, which is the same for copies."""
     return [
         hashlib.sha1(image.numpy().tobytes(), usedforsecurity=False).digest()
         for part in images.split(256)
@@ -86,13 +106,8 @@ def digests(images: Images) -> list[bytes]:
 
 
 def join(parts: Sequence[Images]) -> Images:
-    """All images of the parts in one; if one is stored in a file, the others go there too."""
-    stored = next((part for part in parts if isinstance(part, StoredImages)), None)
-    if stored is None:
-        return torch.cat([part for part in parts if isinstance(part, Tensor)])
-    file = stored.file
-    rows = [
-        part.rows if isinstance(part, StoredImages) and part.file is file else file.append(tensor(part))
-        for part in parts
-    ]
-    return StoredImages(file, torch.cat(rows))
+    """Return all images of the parts in one row: a tensor of tensors, else images that are read when needed."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if len(tensors) == len(parts):
+        return torch.cat(tensors)
+    return StoredImages(_Joined(parts), torch.arange(sum(map(len, parts))))
