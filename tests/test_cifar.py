@@ -208,6 +208,16 @@ def test_a_dataset_with_no_near_name_is_answered_with_all_names(tmp_path: Path) 
         data.load("xyz", tmp_path)
 
 
+@pytest.mark.parametrize("name", ["cifar100", "cifar100-vehicles"])
+def test_what_is_missing_is_told_before_it_is_loaded(folder: Path, tmp_path: Path, name: str) -> None:
+    assert data.missing(name, folder) is None
+    assert data.missing(name, folder / cifar.FOLDER) is None
+    said = data.missing(name, tmp_path)
+    assert said is not None
+    assert f"{name} needs {tmp_path / cifar.FOLDER}" in said
+    assert "--download" in said
+
+
 def test_a_missing_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
     for load in (cifar.load, cifar.load_vehicles, cifar.superclasses):
         with pytest.raises(TreeringError) as error:

@@ -188,6 +188,16 @@ def test_a_dataset_is_found_by_its_folders_name(tmp_path: Path) -> None:
         data.load("digit", tmp_path)
 
 
+def test_a_dataset_that_is_not_there_is_named_with_what_to_do(tmp_path: Path) -> None:
+    assert data.missing("digits", tmp_path) is None, "these come with a package"
+    said = data.missing("animals", tmp_path)
+    assert said is not None
+    assert f"animals needs {tmp_path / 'animals'}" in said
+    assert f"{tmp_path / 'animals'}/train/<class>/" in said
+    (tmp_path / "animals").mkdir()
+    assert data.missing("animals", tmp_path) is None
+
+
 @pytest.mark.parametrize("inside", ["train/cat", "cat"])
 def test_a_folder_with_a_built_in_datasets_name_is_not_passed_over(tmp_path: Path, inside: str) -> None:
     assert data.load("digits", tmp_path).name == "digits"

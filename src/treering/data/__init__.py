@@ -15,18 +15,18 @@ DATASETS: dict[str, Callable[[Path, bool], Dataset]] = {
     "cifar100": cifar.load,
     "cifar100-vehicles": cifar.load_vehicles,
 }
-"""Name -> function of (data folder, may download). Any other name is that of a folder of images."""
+"""Name -> function of the data folder and whether it may download. Any other name is that of a folder of images."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a dataset of the paper without having it."""
+    """What is known about a dataset of the paper before it is there."""
 
     classes: int
     images_per_class: int
-    """For training, about."""
+    """About how many training images each class has."""
     side: int
-    """Of the network's input, in pixels."""
+    """The side of the images that the network sees, in pixels."""
 
 
 PAPER: dict[str, Facts] = {
@@ -40,7 +40,7 @@ PAPER: dict[str, Facts] = {
 
 
 def load(name: str, data: Path, download: bool = False, image_size: int = 256) -> Dataset:
-    """The dataset of this name, from the folder `data` where it is not part of a package."""
+    """Return the dataset of this name, which lies in the folder `data` unless it is part of a package."""
     if name in DATASETS:
         own = data / name
         if own.is_dir() and any(inside.is_dir() for inside in own.iterdir()):
@@ -56,3 +56,15 @@ def load(name: str, data: Path, download: bool = False, image_size: int = 256) -
         f"no dataset {name};{guess} images of your own go into a folder {data / name} with train/<class>/<image> and "
         "val/<class>/<image>"
     )
+
+
+def missing(name: str, data: Path) -> str | None:
+    """Return what to say of a dataset that is not in the folder `data`, and None if it is there."""
+    if name == "digits":
+        return None
+    is_cifar = name in DATASETS
+    place = data / (cifar.FOLDER if is_cifar else name)
+    if place.is_dir() or (is_cifar and (data / "train").is_file()):
+        return None
+    how = "--download fetches it" if is_cifar else f"put images in {place}/train/<class>/ and {place}/val/<class>/"
+    return f"{name} needs {place}, which is not there: {how}"
