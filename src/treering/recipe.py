@@ -78,7 +78,7 @@ class Settings:
         """Raise if a value of the right type makes no sense."""
 
     def _with(self, table: Mapping[str, Any], where: str = "") -> Self:
-        """Return a copy with the settings of `table`, whose sections may be incomplete; errors name `where`."""
+        """Return a copy with the settings of `table`, whose sections may be incomplete; errors begin with `where`."""
         known = [setting.name for setting in dataclasses.fields(self)]
         changes = dict(table)
         for name, value in table.items():
