@@ -5,6 +5,7 @@ Without these two, DATA/<name>/<class>/<image>: then one image in five of each c
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -82,8 +83,9 @@ def _read(classes: dict[str, list[Path]], names: Sequence[str], size: int) -> tu
     """Return pixels and labels of every file that can be read; each class must have one."""
     paths = [path for name in names for path in classes[name]]
     labels = np.repeat(np.arange(len(names)), [len(classes[name]) for name in names])
-    pixels, readable = np.empty((len(paths), size, size, 3), np.uint8), np.ones(len(paths), bool)
-    for index, image in enumerate(image for part in read_in_parts(paths, size, 3, folders.AT_ONCE) for image in part):
+    pixels = np.empty((len(paths), size, size, 3), np.uint8)
+    readable = np.ones(len(paths), bool)
+    for index, image in enumerate(itertools.chain.from_iterable(read_in_parts(paths, size, 3, folders.AT_ONCE))):
         if isinstance(image, str):
             folders.warn_of([(paths[index], image)])
             readable[index] = False

@@ -158,7 +158,7 @@ def load(
     done = 0
     for part in read_in_parts([path for _, path in images], size, channels, AT_ONCE):
         good = []
-        for (name, path), result in zip(images[done:], part, strict=False):
+        for (name, path), result in zip(images[done : done + len(part)], part, strict=True):
             if isinstance(result, str):
                 skipped.append((path, result))
             else:
@@ -168,11 +168,10 @@ def load(
             stored.append(torch.from_numpy(np.stack(good)).movedim(-1, 1))
         done += len(part)
         progress(done, len(images))
-    read = set(labels)
-    empty = [paths[0].parent for name, paths in found.classes.items() if name not in read]
-    return LoadedFolder(
-        stored.images(), labels, skipped + [(path, "no image of this class can be read") for path in empty]
-    )
+    seen = set(labels)
+    empty = [paths[0].parent for name, paths in found.classes.items() if name not in seen]
+    skipped += [(folder, "no image of this class can be read") for folder in empty]
+    return LoadedFolder(stored.images(), labels, skipped)
 
 
 def warn_of(skipped: Iterable[tuple[Path, str]]) -> None:
