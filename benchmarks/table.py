@@ -61,30 +61,37 @@ def scaling() -> str:
 
 def birds() -> str:
     """Return a table of the accuracy on the birds' test photos: treering's, and that of frozen features."""
-    learns = [run for run in measured("transcript")["commands"] if "percent_right_on_val" in run]
-    lines = ["| on 20 test photos of each of 15 species | right | seconds |", "| --- | ---: | ---: |"]
-    seconds = sum(run["seconds"] for run in learns)
-    ours = learns[-1]["percent_right_on_val"]["all"]
-    lines.append(f"| `treering learn`, ten species and then five, 128 pixels | {ours:.1f} % | {seconds:.0f} |")
-    for run in measured("frozen_features")["runs"]:
-        what = f"frozen features and logistic regression, all species at once, {run['pixels']} pixels"
-        lines.append(f"| {what} | {run['percent_right_on_val']:.1f} % | {run['seconds']:.0f} |")
+    ours, frozen = _learnt(), measured("frozen_features")["runs"]
+    rows = [("`treering learn`, ten species and then five", ours)]
+    rows += [("frozen features and logistic regression, all species at once", run) for run in frozen]
+    lines = ["| on 20 test photos of each of 15 species | pixels | right | seconds |", "| --- | ---: | ---: | ---: |"]
+    for what, run in rows:
+        lines.append(f"| {what} | {run['pixels']} | {run['percent_right_on_val']:.1f} % | {run['seconds']:.0f} |")
     return "\n".join(lines) + "\n"
 
 
 def birds_in_words() -> str:
     """Return the accuracies of that table as two sentences."""
-    learns = [run for run in measured("transcript")["commands"] if "percent_right_on_val" in run]
-    ours = learns[-1]["percent_right_on_val"]["all"]
-    frozen = [f"{run['percent_right_on_val']:.1f} % at {run['pixels']}" for run in measured("frozen_features")["runs"]]
+    ours, frozen = _learnt(), measured("frozen_features")["runs"]
+    right = " and ".join(f"{run['percent_right_on_val']:.1f} % at {run['pixels']}" for run in frozen)
     return (
-        f"After both seasons treering is right in {ours:.1f} % of the birds' test photos, at 128 pixels. A logistic\n"
-        f"regression on frozen features of the same network is right in {' and '.join(frozen)} pixels.\n"
+        f"After both seasons treering is right in {ours['percent_right_on_val']:.1f} % of the test photos, at "
+        f"{ours['pixels']} pixels. A logistic\n"
+        f"regression on frozen features of the same network is right in {right} pixels.\n"
     )
 
 
-def parts(results: Sequence[tables.Result]) -> dict[tuple[Path, str], str]:
+def _learnt() -> Record:
+    """Return what the recorded commands reached after their last `learn`, and how long all of them took."""
+    found = measured("transcript")
+    learns = [run for run in found["commands"] if "percent_right_on_val" in run]
+    right, seconds = learns[-1]["percent_right_on_val"]["all"], sum(run["seconds"] for run in learns)
+    return {"pixels": found["pixels"], "percent_right_on_val": right, "seconds": seconds}
+
+
+def parts() -> dict[tuple[Path, str], str]:
     """Return the generated text of each page and part."""
+    results = tables.read_results(pages.PROJECT / "results")
     return {
         (pages.README, "tables"): beside_the_paper(results),
         (pages.README, "speed"): throughput(),
@@ -110,7 +117,7 @@ def _where(record: Record) -> str:
 
 def main() -> None:
     """Write every part into its page."""
-    for (page, name), text in parts(tables.read_results(pages.PROJECT / "results")).items():
+    for (page, name), text in parts().items():
         whole = page.read_text(encoding="utf-8")
         page.write_text(pages.rewritten(whole, name, lambda _, text=text: text), encoding="utf-8")  # type: ignore[misc]
 

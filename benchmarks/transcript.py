@@ -29,6 +29,8 @@ from typing import Any
 
 import pages
 
+from treering import Recipe
+
 RECORD = pages.PROJECT / "benchmarks" / "results" / "transcript.json"
 MOST_LINES = {pages.README: 8, pages.PHOTOS: 20, pages.EXPERIMENTS: 20}
 """Lines of an answer that a page shows at most."""
@@ -147,7 +149,9 @@ def record(birds: Path, commands: list[str]) -> dict[str, Any]:
         for picture in PICTURES:
             shutil.copy(place / picture, pages.DOCS)
     machine = f"{os.cpu_count()} CPU cores, {platform.machine()}"
-    return {"benchmark": "transcript", "commit": commit.stdout.strip(), "machine": machine, "commands": run}
+    pixels = Recipe.find("photos").augmentation.crop_size
+    found = {"benchmark": "transcript", "commit": commit.stdout.strip(), "machine": machine, "pixels": pixels}
+    return found | {"commands": run}
 
 
 def main() -> None:

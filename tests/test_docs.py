@@ -58,11 +58,15 @@ def inline_code(page: Path) -> list[str]:
     return re.findall(r"`([^`]+)`", text)
 
 
-def parsed(words: list[str], complete: bool = True) -> tuple[str, dict[str, Any]]:
-    """The name and the values of a `treering` command; it may lack arguments unless it is `complete`."""
+def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """The name and the values of a `treering` command; one that is not written as its `--help` says is an error."""
     name, *arguments = words[1:]
-    context = TREERING.commands[name].make_context(name, arguments, resilient_parsing=not complete)  # type: ignore[attr-defined]
-    return name, context.params
+    return name, TREERING.commands[name].make_context(name, arguments).params  # type: ignore[attr-defined]
+
+
+def options_of(name: str) -> set[str]:
+    """The options of a `treering` command."""
+    return {"--help"}.union(*(each.opts for each in TREERING.commands[name].params))  # type: ignore[attr-defined]
 
 
 def files_of(words: list[str]) -> list[Path]:
@@ -102,15 +106,18 @@ def test_commands_and_all_their_options_are_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_and_options_in_sentences_are_there(page: Path) -> None:
-    options = {option for one in TREERING.commands.values() for each in one.params for option in each.opts}  # type: ignore[attr-defined]
-    options.add("--help")
+    known: dict[str, set[str]] = {name: options_of(name) for name in TREERING.commands}  # type: ignore[attr-defined]
     for code in inline_code(page):
-        words = shlex.split(code) if code.startswith(("treering ", "make ", "python ")) else []
-        if words and words[0] == "treering":
-            parsed(words, complete=False)
-        assert all(file.exists() for file in files_of(words)), code
-        if code.startswith("--"):
-            assert code.split()[0] in options, code
+        words = code.split()
+        if words[0] == "treering":
+            words = words[1:]
+            assert words[0] in known, code
+        used = {word for word in words if word.startswith("--")}
+        if words[0] in known:
+            assert used <= known[words[0]], code
+        elif words[0].startswith("--"):
+            assert used <= set().union(*known.values()), code
+        assert all(file.exists() for file in files_of(words) if words[0] == "python"), code
 
 
 @pytest.fixture
@@ -253,8 +260,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespac
 
 
 def test_generated_tables_are_those_of_the_results(benchmarks: types.SimpleNamespace) -> None:
-    results = benchmarks.table.tables.read_results(PROJECT / "results")
-    for (page, name), text in benchmarks.table.parts(results).items():
+    for (page, name), text in benchmarks.table.parts().items():
         assert benchmarks.pages.parts(page.read_text(encoding="utf-8"), name) == [text], f"{page}: run `make tables`"
 
 
