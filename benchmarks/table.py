@@ -9,7 +9,8 @@ from typing import Any
 
 import pages
 
-from treering.report import tables
+from treering.report import markdown, tables
+from treering.report.results import Result, read_results
 
 MEASURED = Path(__file__).parent / "results"
 Record = dict[str, Any]
@@ -21,7 +22,7 @@ def measured(name: str) -> Record:
     return record
 
 
-def beside_the_paper(results: Sequence[tables.Result]) -> str:
+def beside_the_paper(results: Sequence[Result]) -> str:
     """Return EEIL's rows of table 1a as Markdown."""
     lines = ["| classes per step | the paper | treering | class orders |", "| ---: | ---: | ---: | ---: |"]
     for cell in tables.table("1a", results):
@@ -91,13 +92,13 @@ def _learnt() -> Record:
 
 def parts() -> dict[tuple[Path, str], str]:
     """Return the generated text of each page and part."""
-    results = tables.read_results(pages.PROJECT / "results")
+    results = read_results(pages.PROJECT / "results")
     return {
         (pages.README, "tables"): beside_the_paper(results),
         (pages.README, "speed"): throughput(),
         (pages.README, "birds"): birds_in_words(),
         (pages.PHOTOS, "birds"): birds(),
-        (pages.RESULTS, "tables"): tables.markdown(results),
+        (pages.RESULTS, "tables"): markdown.measured(results),
         (pages.RESULTS, "speed"): throughput() + "\n" + scaling(),
     }
 

@@ -9,7 +9,9 @@ import pytest
 from report_helper import cifar, result
 
 from treering.report import charts
-from treering.report.charts import Bars, Lines, Matrices
+from treering.report.charts import Lines, Matrices
+from treering.report.results import METHODS
+from treering.report.tables import Grid
 
 
 def only(results: list[dict[str, Any]], part: str, kind: type) -> Any:
@@ -57,7 +59,7 @@ def test_methods_without_memory_and_the_upper_bound_join_every_group_of_their_st
         one_step(88.0),
     ]
     drawn = [chart for chart in charts.every_chart(runs)["own"] if isinstance(chart, Lines)]
-    assert [[line.method for line in chart.lines] for chart in drawn] == [["eeil", "finetune", "joint"]] * 2
+    assert [[line.look for line in chart.lines] for chart in drawn] == [["eeil", "finetune", "joint"]] * 2
 
 
 def test_the_upper_bound_is_one_point_at_the_end() -> None:
@@ -80,7 +82,7 @@ def test_the_upper_bound_of_the_same_steps_is_preferred_to_that_of_one_step() ->
 
 def test_gem_stands_beside_the_methods_with_its_memory_over_all_steps() -> None:
     gem = result(method="gem", memory={"kind": "per-step", "size": 20})  # three steps
-    assert [line.method for line in only([result(), gem], "own", Lines).lines] == ["eeil", "gem"]
+    assert [line.look for line in only([result(), gem], "own", Lines).lines] == ["eeil", "gem"]
 
 
 def test_uneven_steps_are_drawn_at_the_number_of_classes_they_reach() -> None:
@@ -106,34 +108,38 @@ def test_a_class_without_test_images_is_left_out_of_the_mean() -> None:
 def test_confusion_is_that_of_the_first_order_with_the_steps_marked() -> None:
     matrix = only([result(order=1, confusion=[[0] * 6] * 6), result()], "confusion", Matrices).matrices[0]
     assert matrix.boundaries == [2, 4]
-    assert matrix.rows[1] == "robin"
-    assert charts.most_confused(matrix, 2) == [("robin", "swift", 6, 10), ("blue tit", "crane", 3, 10)]
+    assert matrix.names[1] == "robin"
+
+
+def test_the_pairs_confused_most_are_named_the_worst_first() -> None:
+    rows = charts.values(only([result()], "confusion", Matrices)).rows
+    assert rows[:2] == [["EEIL", "robin", "swift", "6 of 10"], ["EEIL", "blue tit", "crane", "3 of 10"]]
 
 
 def test_bars_have_the_papers_numbers_and_gaps_where_nothing_was_run() -> None:
-    chart = only([cifar(62.0, selection="random")], "selection", Bars)
-    assert chart.groups == ["herding", "random", "histogram"]
-    assert chart.bars[0].values == [None, 62.0, None]
-    assert chart.bars[0].paper == [63.6, 63.1, 59.1]
+    grid = only([cifar(62.0, selection="random")], "selection", Grid)
+    assert grid.columns == ["herding", "random", "histogram"]
+    assert [cell.mean for cell in grid.rows[0]] == [None, 62.0, None]
+    assert [cell.paper for cell in grid.rows[0]] == [63.6, 63.1, 59.1]
 
 
 def test_selection_rules_share_one_plot() -> None:
     runs = [cifar(63.0), cifar(62.0, selection="random"), cifar(59.0, selection="histogram")]
     lines = only(runs, "selection", Lines).lines
     assert [line.label for line in lines] == ["EEIL, herding", "EEIL, histogram", "EEIL, random"]
-    assert len({charts.style(line.method) for line in lines}) == 3
+    assert len({charts.style(line.look)["colour"] for line in lines}) == 3
 
 
 def test_ablations_are_drawn_apart_from_the_rivals() -> None:
     runs = [cifar(63.0), cifar(60.0, method="icarl"), cifar(50.0, method="eeil-base")]
-    assert [line.method for line in only(runs, "accuracy", Lines).lines] == ["eeil", "icarl"]
-    assert [line.method for line in only(runs, "ablation", Lines).lines] == ["eeil", "eeil-base"]
+    assert [line.look for line in only(runs, "accuracy", Lines).lines] == ["eeil", "icarl"]
+    assert [line.look for line in only(runs, "ablation", Lines).lines] == ["eeil", "eeil-base"]
     own = charts.every_chart([result(), result(method="icarl"), result(method="eeil-base")])["own"]
     assert len(own) == len({chart.title for chart in own}) == 2, "titles tell them apart"
 
 
 GROUPS = {"ablation": "10", "selection": "herding"}
-"""Of the bar of EEIL itself."""
+"""The column of the bar of EEIL itself."""
 
 
 @pytest.mark.parametrize("part", [{"method": "eeil-base"}, {"selection": "random"}], ids=["ablation", "selection"])
@@ -143,8 +149,9 @@ def test_parts_are_compared_in_the_class_orders_that_all_have(part: dict[str, st
         runs = [*whole, *(cifar(50.0, order=order, **part) for order in orders)]
         name = "ablation" if "method" in part else "selection"
         assert only(runs, name, Lines).lines[0].y == [mean] * 10, orders
-        bars = only(runs, name, Bars)
-        assert next(bar for bar in bars.bars if bar.method == "eeil").values[bars.groups.index(GROUPS[name])] == mean
+        grid = only(runs, name, Grid)
+        row = next(row for row in grid.rows if row[0].setting.method == "eeil")
+        assert row[grid.columns.index(GROUPS[name])].mean == mean
     assert charts.every_chart(runs)["accuracy"][0].lines[0].y == [63.0] * 10, "all orders elsewhere"
 
 
@@ -171,15 +178,36 @@ def test_names_of_files_differ_and_bear_any_dataset() -> None:
 
 
 @pytest.mark.parametrize("method", ["my-method", "another"])
-def test_a_method_of_ones_own_has_a_look_that_stays(method: str) -> None:
+def test_a_method_of_ones_own_has_a_look_that_no_method_of_the_paper_has(method: str) -> None:
     assert charts.style(method) == charts.style(method)
-    assert charts.style(method) not in charts.STYLES.values()
+    assert all(charts.style(method) != row for name, row in METHODS.items() if not name.startswith("own/"))
 
 
 def test_methods_differ_in_more_than_colour() -> None:
-    looks = {(style.dash, style.marker) for style in charts.STYLES.values()}
-    assert len(looks) == len(charts.STYLES)
-    assert len({style.colour for style in charts.STYLES.values()}) == len(charts.STYLES)
+    looks = {name: (row["dash"], row["marker"]) for name, row in METHODS.items() if not name.startswith("own/")}
+    assert len(set(looks.values())) == len(looks)
+    assert len({row["colour"] for row in METHODS.values()}) == len(METHODS)
+
+
+def test_methods_without_exemplars_are_marked_where_they_are_compared() -> None:
+    runs = [result(), result(method="lwf-mc", memory={"kind": "total", "size": 0}), one_step(88.0)]
+    labels = [line.label for line in only(runs, "own", Lines).lines]
+    assert labels == ["EEIL", "LwF.MC (no exemplars)", "upper bound (no exemplars)"]
+
+
+def test_a_line_is_told_from_the_first_over_the_class_orders_of_both() -> None:
+    eeil = [result(accuracy=[90.0, 80.0, 70.0]), result(order=1, accuracy=[50.0, 50.0, 50.0])]
+    icarl = result(method="icarl", order=1, accuracy=[49.0, 52.0, 50.0])
+    lines = only([*eeil, icarl], "own", Lines).lines
+    assert [line.lead for line in lines] == [None, [-1.0, 2.0, 0.0]]
+    row = charts.values(only([*eeil, icarl], "own", Lines)).rows[1]
+    assert row == ["iCaRL", "49.0 (−1.0)", "52.0 (+2.0)", "50.0 (0.0)"]  # noqa: RUF001
+
+
+def test_changed_settings_have_a_line_of_their_own() -> None:
+    lines = only([result(), result(variant=1, accuracy=[80.0, 70.0, 60.0])], "own", Lines).lines
+    assert [line.label for line in lines] == ["EEIL", "EEIL (changed settings)"]
+    assert charts.style(lines[0].look) != charts.style(lines[1].look)
 
 
 def test_gem_without_known_tasks_is_drawn_with_eeil_at_the_papers_memory() -> None:
@@ -188,7 +216,7 @@ def test_gem_without_known_tasks_is_drawn_with_eeil_at_the_papers_memory() -> No
     drawn = charts.every_chart([cifar(50.0, **twenty), cifar(50.0, method="icarl", **twenty), gem])["gem"]
     assert [chart.name for chart in drawn] == ["gem-unknown-task"]
     assert isinstance(drawn[0], Lines)
-    assert [line.method for line in drawn[0].lines] == ["eeil", "gem"]
+    assert [line.look for line in drawn[0].lines] == ["eeil", "gem"]
 
 
 def test_all_curves_beside_gem_say_that_the_task_is_not_known() -> None:
@@ -197,12 +225,12 @@ def test_all_curves_beside_gem_say_that_the_task_is_not_known() -> None:
     titles = [chart.title for chart in charts.every_chart([cifar(50.0, **twenty), *gem])["gem"]]
     assert any(" 200 exemplars, " in title for title in titles)
     assert any(" 2000 exemplars, " in title for title in titles)
-    assert all(title.endswith(", the task not known") for title in titles if title != "Task known")
+    assert all(title.endswith(", the task not known") for title in titles if "the task known" not in title)
 
 
 def test_the_upper_bound_of_another_dataset_is_none() -> None:
     drawn = charts.every_chart([result(), one_step(88.0) | {"dataset": "fish"}])["own"]
-    assert [[line.method for line in chart.lines] for chart in drawn if isinstance(chart, Lines)] == [
+    assert [[line.look for line in chart.lines] for chart in drawn if isinstance(chart, Lines)] == [
         ["eeil"],
         ["joint"],
     ]

@@ -177,6 +177,9 @@ def test_the_p_value_is_that_of_the_paired_t_statistic(pairs: list[tuple[float, 
     p_value = 2 * stats.t.sf(abs(t), len(pairs) - 1)
     assert metrics.paired_t_test(ours, theirs) == pytest.approx(p_value, rel=1e-6, abs=1e-9)
     assert metrics.paired_t_test(theirs, ours) == pytest.approx(p_value, rel=1e-6, abs=1e-9), "two-sided"
+    better = stats.t.sf(t, len(pairs) - 1)
+    assert metrics.paired_t_test(ours, theirs, one_sided=True) == pytest.approx(better, rel=1e-6, abs=1e-9)
+    assert metrics.paired_t_test(theirs, ours, one_sided=True) == pytest.approx(1 - better, rel=1e-6, abs=1e-9)
 
 
 def test_two_methods_that_are_equal_in_every_order_have_no_p_value():

@@ -15,12 +15,13 @@ from treering.report import build as report
 from treering.report import figures
 
 ROOT = Path(__file__).parent.parent
+SVG = b'<svg width="1pt" viewBox="0 0 1 1"></svg>'
 
 
 @pytest.fixture
 def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures have tests of their own."""
-    monkeypatch.setattr(figures, "render", lambda chart: {"png": chart.name.encode(), "svg": b"<svg/>"})
+    monkeypatch.setattr(figures, "render", lambda chart: {"png": chart.name.encode(), "svg": SVG})
 
 
 def test_a_report_is_a_page_tables_and_figures(tmp_path: Path) -> None:

@@ -73,14 +73,14 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     return average(values), statistics.stdev(values) if len(values) > 1 else None
 
 
-def paired_t_test(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Two-sided p-value that two methods differ, paired by class order.
+def paired_t_test(ours: Sequence[float], theirs: Sequence[float], one_sided: bool = False) -> float | None:
+    """Return the p-value that two methods differ, or with `one_sided` that ours is better, paired by class order.
 
-    None where there is nothing to test: fewer than two orders, or one and the same difference in all of them.
+    It is None where there is nothing to test: fewer than two orders, or one and the same difference in all of them.
     """
     differences = {round(one - other, 9) for one, other in zip(ours, theirs, strict=True)}
     if len(differences) < 2:
         return None
     from scipy import stats  # slow to import
 
-    return float(stats.ttest_rel(ours, theirs).pvalue)
+    return float(stats.ttest_rel(ours, theirs, alternative="greater" if one_sided else "two-sided").pvalue)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treering.errors import TreeringError
-from treering.report import charts, figures, page, tables
+from treering.report import charts, figures, markdown, page
 from treering.report.charts import Chart
+from treering.report.results import read_results
 from treering.runtime import files
 
 
@@ -18,30 +19,27 @@ def write(results: Path, out: Path) -> list[Path]:
     Figures of an earlier report there that this one has not are removed.
     """
     _need_libraries()
-    runs = tables.read_results(results)
+    runs = read_results(results)
     parts = charts.every_chart(runs)
-    drawn = [chart for charts_of_part in parts.values() for chart in charts_of_part]
+    drawn = {chart.name: figures.render(chart) for charts_of_part in parts.values() for chart in charts_of_part}
+    every = [chart for charts_of_part in parts.values() for chart in charts_of_part]
+    svgs = {name: contents["svg"] for name, contents in drawn.items()}
     contents = {
-        out / "index.html": page.html(runs, parts).encode(),
-        out / "tables.md": (tables.report_markdown(runs) + _gallery(drawn)).encode(),
+        out / "index.html": page.html(runs, parts, svgs).encode(),
+        out / "tables.md": (markdown.report(runs) + _gallery(every)).encode(),
     }
-    written = []
+    for name, pictures in drawn.items():
+        contents |= {out / "figures" / f"{name}.{ending}": picture for ending, picture in pictures.items()}
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
         earlier = _figures_of_earlier(out)
         for file, content in contents.items():
             files.write(file, content)
-            written.append(file)
-        for chart in drawn:
-            for ending, content in figures.render(chart).items():
-                file = out / "figures" / f"{chart.name}.{ending}"
-                files.write(file, content)
-                written.append(file)
-        for file in earlier - set(written):
+        for file in earlier - contents.keys():
             file.unlink(missing_ok=True)
     except OSError as error:
         raise TreeringError(f"cannot write to {out}: {error.strerror or error}; choose another folder") from None
-    return written
+    return list(contents)
 
 
 def _gallery(drawn: Sequence[Chart]) -> str:
