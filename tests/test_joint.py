@@ -25,7 +25,7 @@ from treering.experiments import console
 from treering.experiments.result import run_name
 from treering.experiments.run import StreamRun
 from treering.recipe import Run
-from treering.report import tables
+from treering.report import markdown
 
 FIRST, SECOND = examples({0: 10, 1: 9}), examples({2: 8, 3: 10, 4: 9}, seed=1)
 AGAIN = examples({1: 4, 5: 6, 3: 2}, seed=2)
@@ -144,7 +144,7 @@ def test_the_tables_bear_a_run_of_one_step(tmp_path: Path) -> None:
 
     def lines(results: list[dict[str, Any]], figure: str) -> list[list[str]]:
         """The measured accuracies in each line of the tables that has this figure."""
-        found = [line for line in tables.markdown(results).splitlines() if f" {figure} " in line]
+        found = [line for line in markdown.measured(results).splitlines() if f" {figure} " in line]
         return [[cell.strip() for cell in line.split("|")[5:7]] for line in found]
 
     expected = lines([several], "34.6")
@@ -155,7 +155,7 @@ def test_the_tables_bear_a_run_of_one_step(tmp_path: Path) -> None:
     assert lines(everything, "34.6") == expected
     assert lines(everything, "12.3")
     assert all(cells == ["", "12.3"] for cells in lines(everything, "12.3"))
-    assert "None" not in tables.markdown(everything)
+    assert "None" not in markdown.measured(everything)
 
 
 def test_the_ready_recipe_is_one_training_on_all_classes_with_eeils_settings() -> None:
