@@ -30,6 +30,7 @@ import argparse
 import copy
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -40,15 +41,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treering import data, methods
-from treering.core import backbones, losses
+from treering.core import augment, backbones, losses
 from treering.core.backbones import ResidualBlock, ResNet
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import TrainingSet
 from treering.data.stream import ResidentImages, Stream
 from treering.experiments.run import StreamRun
 from treering.experiments.scheduler import run_many
 from treering.methods.eeil import EEIL
 from treering.recipe import Recipe
+from treering.runtime.device import find_device
 from treering.runtime.pixels import Images
 
 BATCH = 256
@@ -65,34 +66,39 @@ class WithDetails(EEIL):
 
     details: set[str]
 
-    def _augmented_set(
-        self, images: Images, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
-    ) -> TrainingSet:
-        if "one-softmax" in self.details:
+    def _soft_targets(self, teacher: IncrementalNetwork, classes: int) -> Callable[[Tensor, Tensor], Tensor]:
+        usual, stage_2 = super()._soft_targets(teacher, classes), 0 < classes < self.network.classes
+
+        def targets_of(images: Tensor, labels: Tensor) -> Tensor:
             heads = teacher.head_of_class
-            teacher.head_of_class = self._as_two_heads(heads)
+            if "one-softmax" in self.details:
+                teacher.head_of_class = self._as_two_heads(heads)
             try:
-                return super()._augmented_set(images, labels, teacher, distilled_classes)
+                if "teacher" in self.details and stage_2:
+                    return self._by_batch_statistics(teacher, classes, images, labels)
+                return usual(images, labels)
             finally:
                 teacher.head_of_class = heads
-        stage_2 = 0 < distilled_classes < self.network.classes
-        if not ("teacher" in self.details and stage_2):
-            return super()._augmented_set(images, labels, teacher, distilled_classes)
-        unlabelled = super()._augmented_set(images, labels, teacher, 0)
+
+        return targets_of
+
+    def _by_batch_statistics(self, teacher: IncrementalNetwork, classes: int, images: Tensor, labels: Tensor) -> Tensor:
+        """Label by a teacher in training mode, old and new classes apart."""
         network = copy.deepcopy(teacher).train()
-        network.mixed_precision = False  # as where it is in evaluation mode
-        logits = torch.zeros(len(unlabelled.images), network.classes, device=network.device)
-        is_new = unlabelled.labels >= distilled_classes
+        network.engine.mixed_precision = False  # as where it is in evaluation mode
+        logits = torch.zeros(len(images), network.classes, device=network.device)
+        is_new, originals = labels >= classes, len(labels) // augment.copies(self.recipe.augmentation)
         # Images in random order, the copies of each together.
-        images_in_order = torch.randperm(len(labels), generator=self.generator, device=labels.device)
-        in_order = torch.arange(len(is_new), device=labels.device).view(-1, len(labels)).T[images_in_order].flatten()
+        images_in_order = torch.randperm(originals, generator=self.generator, device=labels.device)
+        in_order = torch.arange(len(is_new), device=labels.device).view(-1, originals).T[images_in_order].flatten()
         with torch.no_grad():
             for rows in (in_order[~is_new[in_order]], in_order[is_new[in_order]]):
                 for part in rows.tensor_split(max(1, round(len(rows) / BATCH))):
-                    logits[part] = network(unlabelled.images[part])[:, : network.classes]
+                    logits[part] = network(images[part])[:, : network.classes]
         soft = losses.soft_targets(logits, network.head_of_class[: network.classes], self.recipe.temperature)
-        unlabelled.targets[:, :distilled_classes] = soft[:, :distilled_classes]
-        return unlabelled
+        targets = torch.zeros(len(images), self.network.columns, device=images.device)
+        targets[:, :classes] = soft[:, :classes]
+        return targets
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         if "one-softmax" in self.details:
@@ -167,7 +173,7 @@ def prepared(name: str, recipe: Recipe, images: ResidentImages, folder: Path) ->
     if "heads" in details:
         draw_heads_as_matconvnet(network)
     if "bfloat16" in details:
-        network.mixed_precision = True
+        network.engine.mixed_precision = True
     if "mean" in details:
         network.mean_image.copy_(images.train_images.float().mean(0) / recipe.pixel_scale)
     return run
@@ -188,7 +194,7 @@ def main() -> None:
     dataset = data.load(recipe.run.dataset, options.data)
     if options.classes:
         dataset = first_classes(dataset, options.classes, recipe.run.order)
-    images = ResidentImages.of(dataset, methods.find_device("auto"))
+    images = ResidentImages.of(dataset, find_device("auto"))
     record = json.loads(options.out.read_text()) if options.out and options.out.exists() else {"runs": []}
     outcomes = run_many([prepared(name, recipe, images, options.results) for name in options.only])
     for name, result in zip(options.only, outcomes, strict=True):

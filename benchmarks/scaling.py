@@ -21,9 +21,10 @@ import torch
 
 from treering import methods
 from treering.core import backbones
-from treering.core.trainer import TrainingSet
-from treering.experiments.run import current_commit
+from treering.core.update import TrainingSet
+from treering.experiments.result import current_commit
 from treering.recipe import Recipe
+from treering.runtime.device import find_device
 
 CLASSES_PER_HEAD, IMAGES, SHAPE = 10, 1280, (3, 32, 32)
 
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    device = methods.find_device("auto")
+    device = find_device("auto")
     record: dict[str, Any] = {"benchmark": "scaling", "commit": current_commit(), "torch": torch.__version__}
     record["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     first = 0.0

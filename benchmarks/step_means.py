@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treering import data, methods
+from treering import data
 from treering.data.stream import Dataset, ResidentImages, Stream, class_order
 from treering.experiments.run import StreamRun
 from treering.experiments.scheduler import run_many
 from treering.recipe import Recipe
+from treering.runtime.device import find_device
 
 
 def first_classes(dataset: Dataset, count: int, order: int) -> Dataset:
@@ -76,7 +77,7 @@ def main() -> None:
         dataset = data.load(recipe.run.dataset, options.data)
         if options.classes:
             dataset = first_classes(dataset, options.classes, recipe.run.order)
-        images = ResidentImages.of(dataset, methods.find_device("auto"))
+        images = ResidentImages.of(dataset, find_device("auto"))
         moved, spread = by_step_means(images, Stream(images, recipe.run.classes_per_step, recipe.run.order).steps)
         for mean_image, normalised in (("first-step", images), ("own-step", moved)):
             # A folder each: runs of one recipe have one name.

@@ -23,10 +23,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from treering import methods
 from treering.core import backbones
-from treering.core.trainer import TrainingSet, batch_plan
-from treering.experiments.run import current_commit
+from treering.core.trainer import batch_plan
+from treering.core.update import TrainingSet
+from treering.experiments.result import current_commit
 from treering.methods import Method
 from treering.recipe import Recipe, Schedule
+from treering.runtime.device import find_device
 
 CLASSES, HEADS, SHAPE = 100, 10, (3, 32, 32)
 
@@ -152,7 +154,7 @@ def main() -> None:
     parser.add_argument("--workers", type=at_least(0), default=8, help="of the plain loop")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    device = methods.find_device("auto")
+    device = find_device("auto")
     data = training_set(options.images, device)
     plain = plain_loop(data, options.batches, options.workers)
     print(f"{'plain PyTorch loop':22} {plain:10,.0f} images/s")  # noqa: T201

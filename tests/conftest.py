@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule
 from treering.core import trainer
+from treering.core.trainer import EpochReport, Watcher
 from treering.methods import Method
 
 torch.set_num_threads(1)
@@ -39,6 +40,21 @@ RECIPE = Recipe(
     memory=Budget(size=12),
     augmentation=Augmentation(kind="none"),
 )
+
+
+class Watching(Watcher):
+    """A watcher that calls these functions."""
+
+    def __init__(
+        self, epoch: Callable[[EpochReport], None] = lambda report: None, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        self.told_epoch, self.told_ready = epoch, ready
+
+    def ready(self) -> None:
+        self.told_ready()
+
+    def epoch(self, report: EpochReport) -> None:
+        self.told_epoch(report)
 
 
 class TinyFeatures(nn.Module):

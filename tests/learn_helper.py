@@ -26,8 +26,10 @@ from conftest import images_of, kept, state_of
 from PIL import Image
 
 from treering import Learner, TreeringError
-from treering.images import folders as images
+from treering.images import files as images
+from treering.images import folders
 from treering.photos import learn as photos
+from treering.photos.plan import Outcome
 from treering.runtime import files, pixels
 
 SIDE = 20
@@ -51,7 +53,7 @@ def make_folder(folder: Path, counts: Mapping[str, int], seed: int = 0) -> Path:
     return folder
 
 
-def learn(path: Path, folder: Path, **settings: Any) -> photos.Outcome | None:
+def learn(path: Path, folder: Path, **settings: Any) -> Outcome | None:
     """`photos.learn` on the CPU; with the tiny settings if there is no model yet."""
     new = {} if (path / "manifest.json").exists() else NEW
     return photos.learn(path, folder, **{"device": "cpu"} | new | settings)
@@ -59,7 +61,7 @@ def learn(path: Path, folder: Path, **settings: Any) -> photos.Outcome | None:
 
 def pixels_in(folder: Path) -> dict[str, list[bytes]]:
     """The pixels of each class's photos, as `kept` gives those of a model; in the order of their names."""
-    found = images.scan(folder).classes
+    found = folders.scan(folder).classes
     return {name: kept(np.stack([images.read(file, SIDE) for file in paths])) for name, paths in found.items()}
 
 

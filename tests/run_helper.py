@@ -22,11 +22,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import RECIPE, TinyFeatures, images_of
+from rich.console import Console
 
 from treering import Recipe
 from treering.core import backbones
 from treering.data.stream import Dataset, ResidentImages
 from treering.experiments import run as runner
+from treering.experiments import scheduler
+from treering.experiments.console import RunDisplay, show_results
+from treering.experiments.result import run_name
 from treering.methods import Method
 from treering.recipe import Budget, Run, Schedule
 from treering.runtime import files
@@ -166,6 +170,14 @@ def result_files(folder: Path) -> dict[str, dict[str, Any]]:
     return {file.name: without_times(json.loads(file.read_bytes())) for file in folder.glob("*.json")}
 
 
+def run_in_console(screen: Console, recipes: Sequence[Recipe], data: Path, results: Path) -> list[str]:
+    """Run these recipes on the CPU as `treering run` does; returns what it says of those that failed."""
+    with RunDisplay(screen, [run_name(recipe) for recipe in recipes]) as display:
+        outcomes = scheduler.run_all(recipes, scheduler.Place(data, results, torch.device("cpu")), observer=display)
+    show_results(screen, outcomes, results)
+    return scheduler.failures(outcomes)
+
+
 class Interruptible:
     """A recipe, its images, and what an uninterrupted run of them comes to."""
 
@@ -194,7 +206,7 @@ class Interruptible:
         with pytest.raises(KeyboardInterrupt):
             run()
         assert not result_files(self.folder / results)
-        assert run.state_file.exists()
+        assert run.state.file.exists()
         return run
 
     def check_the_end(self, results: str, epochs_left: int | None = None) -> None:
@@ -205,7 +217,7 @@ class Interruptible:
         assert without_times(run()) == self.results[run.result_file.name]
         assert result_files(self.folder / results) == self.results
         assert digest(run.method) == self.digest, "network, memory and generator"
-        assert not run.state_file.exists()
+        assert not run.state.file.exists()
         if epochs_left is not None:
             assert len(seen) == epochs_left
 

@@ -20,9 +20,10 @@ from run_helper import TINY, tiny_images, without_times
 
 from treering import TreeringError
 from treering.core import backbones
+from treering.experiments import MOST_AT_ONCE
 from treering.experiments.run import StreamRun
 from treering.experiments.scheduler import run_many
-from treering.recipe import MOST_AT_ONCE, Run
+from treering.recipe import Run
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from treering import Learner, Recipe
 from treering.core import backbones
 from treering.errors import TreeringError
-from treering.photos import learn as photos
+from treering.photos import settings
 
 
 def count(module: nn.Module) -> int:
@@ -399,22 +399,22 @@ def test_without_its_packages_efficientnet_lite0_is_one_clear_line(monkeypatch: 
 @pytest.mark.parametrize("there", [set(), {PACKAGES[0]}, {PACKAGES[1]}, set(PACKAGES)], ids=len)
 def test_photos_have_the_network_whose_packages_are_there(monkeypatch: pytest.MonkeyPatch, there: set[str]):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace() if name in there else None)
-    assert photos.default_backbone() == ("efficientnet-lite0" if there == set(PACKAGES) else "resnet18")
+    assert settings.default_backbone() == ("efficientnet-lite0" if there == set(PACKAGES) else "resnet18")
 
 
 @pytest.mark.parametrize("missing", PACKAGES)
 def test_a_package_that_cannot_be_imported_is_not_there(monkeypatch: pytest.MonkeyPatch, missing: str):
     monkeypatch.setitem(sys.modules, missing, None)
-    assert photos.default_backbone() == "resnet18"
+    assert settings.default_backbone() == "resnet18"
 
 
 def test_recipes_for_photos_follow_the_network():
     cpu = torch.device("cpu")
     for name in ("efficientnet-lite0", "timm:x", "torchvision:y"):
-        recipe = photos.recipe_for(name, cpu, memory=7)
+        recipe = settings.recipe_for(name, cpu, memory=7)
         assert (recipe.backbone, recipe.training.epochs, recipe.memory.size) == (name, 12, 7)
-    assert photos.recipe_for("resnet18", cpu).training.epochs == 40
-    assert photos.recipe_for("resnet18", torch.device("cuda")).augmentation.crop_size == 224
+    assert settings.recipe_for("resnet18", cpu).training.epochs == 40
+    assert settings.recipe_for("resnet18", torch.device("cuda")).augmentation.crop_size == 224
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])

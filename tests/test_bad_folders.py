@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from photo_helper import BAD_FILES, TINY, Finished, command, encoded, unreadable, write_bad, write_photos
 
-from treering import Learner, speed
-from treering.images import folders as images
+from treering import Learner
+from treering.methods import speed
 from treering.photos import console
 from treering.runtime import files
+from treering.words import shown
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +151,7 @@ def test_classes_of_any_name_are_learnt_and_named(tmp_path: Path, names: list[st
         after = command(what, tmp_path / "model", *rest)
         assert (after.code, after.err) == (0, ""), after
         in_table = all(len(name) < 20 and name.isprintable() for name in seen)
-        assert not in_table or all(images.shown(name) in after.out for name in seen), after
+        assert not in_table or all(shown(name) in after.out for name in seen), after
     more = write_photos(tmp_path / "more", dict.fromkeys(names, 2) | {"plain": 2}, seed=1)
     again = command("learn", tmp_path / "model", more, "--device", "cpu")
     assert (again.code, again.err) == (0, ""), "its classes are known by the same names"

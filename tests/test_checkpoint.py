@@ -28,6 +28,7 @@ from torch import nn
 import treering
 from treering import Augmentation, Budget, Learner, TreeringError
 from treering.runtime import files
+from treering.storage import manifest as manifests
 from treering.storage import model_folder as checkpoint
 
 THIRD = examples({"ant": 5, "cat": 2}, seed=2)
@@ -312,7 +313,7 @@ def test_a_saved_step_can_be_undone_and_saving_it_twice_is_no_step(
 ) -> None:
     newer.save(folder)
     newer.save(folder)
-    assert len(checkpoint.earlier_versions(folder)) == 1
+    assert len(manifests.earlier(folder)) == 1
     checkpoint.undo(str(folder))
     assert state_of(load(folder)) == state_of(older)
     refused(lambda: checkpoint.undo(folder), "no version to go back to")
@@ -322,7 +323,7 @@ def test_a_damaged_manifest_is_replaced_by_saving(folder: Path, older: Learner) 
     (folder / "manifest.json").write_text("{")
     older.save(folder)
     assert state_of(load(folder)) == state_of(older)
-    assert not checkpoint.earlier_versions(folder)
+    assert not manifests.earlier(folder)
 
 
 @pytest.mark.parametrize("keep", [-1, 1.5, "3", None])
@@ -900,8 +901,8 @@ def test_a_reader_is_not_misled_by_a_writer_that_goes_back_to_the_older_model(
 
 def test_a_file_that_stays_missing_is_reported_soon(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
-    read = checkpoint.read_manifest
-    monkeypatch.setattr(checkpoint, "read_manifest", lambda path: reads.append(path) or read(path))
+    read = manifests.read
+    monkeypatch.setattr(manifests, "read", lambda path: reads.append(path) or read(path))
     (folder / named_files(folder)[0]).unlink()
     refused(lambda: load(folder), "is missing")
     assert len(reads) <= 10
@@ -945,9 +946,9 @@ def versions() -> Versions:
 
 def every_named_file(path: Path) -> set[str]:
     """All that the current version and the earlier ones name, and their manifests."""
-    manifests = [path / "manifest.json", *checkpoint.earlier_versions(path)]
-    names = {file.relative_to(path).as_posix() for file in manifests}
-    for file in manifests:
+    named = [path / "manifest.json", *manifests.earlier(path)]
+    names = {file.relative_to(path).as_posix() for file in named}
+    for file in named:
         entries = json.loads(file.read_bytes())["files"]
         parts = [entry for kind in ("memory", "held_out") for part in entries[kind] for entry in part]
         names |= {entry["name"] for entry in (entries["weights"], entries["history"], *parts)}
@@ -976,7 +977,7 @@ def test_undo_goes_back_exactly_as_many_versions_as_are_kept(tmp_path: Path, ver
     for count in range(1, 7):
         path = versions.save_all(tmp_path / str(count), count, keep)
         assert set(all_files(path)) == every_named_file(path) | {".lock"}
-        assert len(checkpoint.earlier_versions(path)) == min(keep, count - 1)
+        assert len(manifests.earlier(path)) == min(keep, count - 1)
         last = count - 1
         assert steps_back(path, versions) == list(range(last - 1, max(last - keep, 0) - 1, -1))
 
@@ -992,7 +993,7 @@ def test_undo_brings_back_every_byte(tmp_path: Path, versions: Versions) -> None
 def test_saving_without_keeping_removes_the_versions_that_were_kept(tmp_path: Path, versions: Versions) -> None:
     path = versions.save_all(tmp_path / "model", 2, keep=2)
     versions.learners[2].save(path, keep=0)
-    assert checkpoint.earlier_versions(path) == []
+    assert manifests.earlier(path) == []
     assert set(all_files(path)) == {*named_files(path), "manifest.json", ".lock"}
     refused(lambda: checkpoint.undo(path), str(path), "has no version to go back to")
     assert versions.index(path) == 2
@@ -1083,7 +1084,7 @@ def test_undo_to_a_damaged_version_is_refused_and_the_current_one_stays(
     tmp_path: Path, versions: Versions, damage: str
 ) -> None:
     path = versions.save_all(tmp_path / "model", 2, keep=1)
-    (earlier,) = checkpoint.earlier_versions(path)
+    (earlier,) = manifests.earlier(path)
     weights = path / json.loads(earlier.read_bytes())["files"]["weights"]["name"]
     for file in (earlier, weights) if damage != "missing" else (weights,):
         content = file.read_bytes()

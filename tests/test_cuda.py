@@ -11,14 +11,15 @@ import torch
 from test_kernels import loss_and_gradient
 
 from treering import Learner, methods
-from treering.core import backbones, fused, losses
+from treering.core import backbones, engine, fused, losses
 from treering.core.network import IncrementalNetwork
 from treering.core.optim import SGD
-from treering.core.trainer import TrainingSet
+from treering.core.update import TrainingSet
 from treering.data.stream import Dataset, ResidentImages
 from treering.experiments import run as runner
 from treering.experiments.run import StreamRun
 from treering.experiments.scheduler import run_many
+from treering.methods.gem import EpisodicMemory
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Run, Schedule
 
 pytestmark = [
@@ -71,13 +72,13 @@ def noisy_images() -> ResidentImages:
 def noting_losses(run: StreamRun) -> list[float]:
     """Of every batch, once the run is under way."""
     losses: list[float] = []
-    forward = run.method.trainer.on_epoch
+    forward = run.epoch
 
     def note(report):
         losses.extend(report.losses.tolist())
         forward(report)
 
-    run.method.trainer.on_epoch = note
+    run.epoch = note
     return losses
 
 
@@ -124,9 +125,9 @@ def test_kernels_compute_features_gradients_and_statistics(backbone, channels, s
 
     def found(name: str) -> list[torch.Tensor]:
         copied = copy.deepcopy(network)
-        copied.mixed_precision, copied.kernels = name == "framework", name.startswith("kernels")
+        copied.engine.mixed_precision, copied.engine.kernels = name == "framework", name.startswith("kernels")
         extract = copied.extract
-        if copied.kernels:
+        if copied.engine.kernels:
             extract = fused.extractor(copied, count)
             extract.dtype = torch.float32 if name == "kernels, float32" else torch.bfloat16
         if name == "float64":
@@ -169,7 +170,7 @@ def test_update_kernel_is_the_plain_optimiser(decay):
     optimisers = []
     for fast in (False, True):
         network = IncrementalNetwork(backbones.build("resnet32", 3, 0), 64, torch.zeros(3, 32, 32), 255.0).cuda()
-        network.kernels = fast
+        network.engine.kernels = fast
         network.reserve(1000)
         generator = torch.Generator("cuda").manual_seed(1)
         network.add_head(10, generator)
@@ -193,9 +194,9 @@ def test_a_kernel_that_fails_leaves_the_training_to_the_framework(images, tmp_pa
         raise RuntimeError("no C compiler")
 
     monkeypatch.setattr(residual_kernels.weight_gradient, "run", fail)
-    monkeypatch.setattr(fused, "failures", [])
+    monkeypatch.setattr(engine, "failures", [])
     run = StreamRun(RECIPE, images, tmp_path)
-    run.method.trainer.compiles = False  # a minute's work
+    run.method.network.engine.compiles = False  # a minute's work
     result = run()
     assert "no C compiler" in caplog.text
     assert result["accuracy"][0] > 60
@@ -318,20 +319,21 @@ def test_networks_of_different_numbers_of_classes_share_compiled_code(images, tm
 def cosines_with_the_past(recipe: Recipe, images: ResidentImages, folder) -> tuple[list[float], list[float]]:
     """The least cosine of each batch's gradient with those of the earlier tasks, before and after GEM changes it."""
     run = StreamRun(recipe, images, folder)
-    constrain, before, after = run.method.trainer.constrain, [], []
+    episodes, before, after = run.method.episodes, [], []
 
     def least_cosine(update) -> float:
         gradient = update.gradient.clone()
-        past = run.method._gradients_of_the_past(update)
+        past = episodes.gradients(update)
         return float(torch.nn.functional.cosine_similarity(past, gradient[None]).min())
 
-    def checked(update):
-        if run.method.network.classes > recipe.run.classes_per_step:
-            before.append(least_cosine(update))
-            constrain(update)
-            after.append(least_cosine(update))
+    class Checked(EpisodicMemory):
+        def __call__(self, update):
+            if run.method.network.classes > recipe.run.classes_per_step:
+                before.append(least_cosine(update))
+                super().__call__(update)
+                after.append(least_cosine(update))
 
-    run.method.trainer.constrain = checked
+    episodes.__class__ = Checked
     run()
     return before, after
 
@@ -350,8 +352,8 @@ def test_gem_projects_its_gradients_alike_captured_and_eager(images, tmp_path):
     np.testing.assert_allclose(fast[:6], eager[:6], rtol=0.05)
     assert fast_result["image_passes"] == eager_result["image_passes"]
     assert abs(fast_result["task_aware_accuracy"][-1] - eager_result["task_aware_accuracy"][-1]) < 12
-    for engine in ("fast", "eager"):
-        before, after = cosines_with_the_past(replace(recipe, engine=engine), images, tmp_path / f"again-{engine}")
+    for name in ("fast", "eager"):
+        before, after = cosines_with_the_past(replace(recipe, engine=name), images, tmp_path / f"again-{name}")
         assert len(before) == 2 * 2 * 8  # steps, epochs, batches
         assert min(before) < -0.03
         assert min(after) > -0.01

@@ -12,7 +12,7 @@ import oracles
 import pytest
 import run_helper
 import torch
-from conftest import SIDE, examples, images_of, kept, method_of, state_of, tiny_learner
+from conftest import SIDE, Watching, examples, images_of, kept, method_of, state_of, tiny_learner
 from run_helper import TINY, Interruptible, tiny_images
 from test_augment import windows_of
 from torch import Tensor
@@ -20,7 +20,8 @@ from torch import Tensor
 from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule
 from treering.core import augment, backbones
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import Trainer, TrainingSet
+from treering.core.trainer import Trainer
+from treering.core.update import TrainingSet
 from treering.experiments import run as runner
 from treering.experiments.run import StreamRun
 from treering.learner import Progress
@@ -77,7 +78,8 @@ def watch_fits(monkeypatch: pytest.MonkeyPatch) -> list[Fit]:
         now = Fit(schedule, copy.deepcopy(trainer.network), callable(training_set))
         seen.append(now)
         epoch: list[Example] = []
-        loss, on_epoch = trainer.loss, trainer.on_epoch
+        loss, course = trainer.loss, trainer._course
+        watcher = course.watcher
 
         def record(drawn: TrainingSet) -> TrainingSet:
             now.draws.append(copied(drawn))
@@ -91,14 +93,14 @@ def watch_fits(monkeypatch: pytest.MonkeyPatch) -> list[Fit]:
         def watched_epoch(report: Any) -> None:
             now.trained.append(epoch.copy())
             epoch.clear()
-            on_epoch(report)
+            watcher.epoch(report)
 
-        trainer.loss, trainer.on_epoch = watched_loss, watched_epoch
+        trainer.loss, course.watcher = watched_loss, Watching(watched_epoch, watcher.ready)
         try:
             given = (lambda: map(record, training_set())) if now.drawing else record(training_set)
             fit(trainer, stage, given, schedule, *rest, **more)
         finally:
-            trainer.loss, trainer.on_epoch = loss, on_epoch
+            trainer.loss, course.watcher = loss, watcher
         now.after = copy.deepcopy(trainer.network)
 
     monkeypatch.setattr(IncrementalNetwork, "extract", watched_extract)
@@ -212,9 +214,9 @@ def test_each_epoch_trains_on_its_own_draw_and_on_all_of_it(drawing: bool) -> No
         trained[-1] += labels.tolist()
         return logits.square().mean()
 
-    trainer = Trainer(tiny_network(), loss, Optimizer(batch_size=4), seeded(), captured=False)
-    trainer.on_epoch = lambda report: trained.append([])
-    trainer.fit("training", (lambda: iter([draw()])) if drawing else draw(), Schedule(epochs=3, lr=0.01))
+    trainer = Trainer(tiny_network(), loss, Optimizer(batch_size=4), seeded())
+    with trainer.step(watcher=Watching(lambda report: trained.append([]))):
+        trainer.fit("training", (lambda: iter([draw()])) if drawing else draw(), Schedule(epochs=3, lr=0.01))
     assert [len(epoch) for epoch in trained] == [12, 12, 12, 0], "three full batches each"
     numbers = [{label // 100 for label in epoch} for epoch in trained[:3]]
     if drawing:

@@ -15,7 +15,8 @@ from conftest import examples, tiny_learner
 from photo_helper import TINY, command, pixels_of, write_photos
 from PIL import Image
 
-from treering import Learner, TreeringError, export, speed, version
+from treering import Learner, TreeringError, export, version
+from treering.methods import speed
 
 NAMES = ["Bär", "cat", "dog", "two words"]
 
@@ -133,7 +134,7 @@ def test_the_preprocessing_in_the_file_is_what_the_learner_does(tmp_path: Path) 
 def test_exporting_leaves_the_learner_as_it_was(learner: Learner, tmp_path: Path) -> None:
     images = photos(4)
     before = learner.predict_proba(images)
-    assert 0 <= export.export(learner, tmp_path / "out.pt2") <= export.TOLERANCE
+    assert 0 <= learner.export(tmp_path / "out.pt2") <= export.TOLERANCE
     assert np.array_equal(learner.predict_proba(images), before)
 
 
@@ -170,7 +171,7 @@ def test_the_check_is_on_every_answer(
 
     monkeypatch.setattr(export, f"_{suffix}", off)
     with pytest.raises(TreeringError, match="answers differently"):
-        export.export(learner, tmp_path / f"out.{suffix}")
+        learner.export(tmp_path / f"out.{suffix}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -207,22 +208,22 @@ def test_a_place_that_cannot_be_written_is_one_line(
 def test_a_method_that_answers_by_exemplars_cannot_be_exported(tmp_path: Path) -> None:
     learner = tiny_learner(backbone="small", method="icarl").partial_fit(*examples({"cat": 4, "dog": 4}))
     with pytest.raises(TreeringError, match="icarl"):
-        export.export(learner, tmp_path / "out.onnx")
+        learner.export(tmp_path / "out.onnx")
 
 
 def test_a_model_without_exemplars_cannot_be_checked(tmp_path: Path) -> None:
     learner = tiny_learner(backbone="small", method="finetune").partial_fit(*examples({"cat": 4, "dog": 4}))
     with pytest.raises(TreeringError, match="no images to check"):
-        export.export(learner, tmp_path / "out.pt2")
+        learner.export(tmp_path / "out.pt2")
 
 
 def test_a_learner_that_has_learnt_nothing_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(TreeringError, match="learnt nothing"):
-        export.export(Learner(), tmp_path / "out.pt2")
+        Learner().export(tmp_path / "out.pt2")
 
 
 def test_class_names_that_are_not_utf_8_can_be_exported(tmp_path: Path) -> None:
     names = {os.fsdecode(b"caf\xe9"): 4, "cat": 4}
     learner = tiny_learner(backbone="small").partial_fit(*examples(names))
-    export.export(learner, tmp_path / "out.pt2")
+    learner.export(tmp_path / "out.pt2")
     assert len(json.loads(facts_of(tmp_path / "out.pt2")["classes"])) == 2

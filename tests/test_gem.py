@@ -13,7 +13,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from conftest import RECIPE, SIDE, TinyFeatures, examples, images_of, kept, method_of, state_of, tiny_learner
+from conftest import RECIPE, SIDE, TinyFeatures, Watching, examples, images_of, kept, method_of, state_of, tiny_learner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_helper import TINY, Interruptible, tiny_images
@@ -25,6 +25,7 @@ from treering.core import backbones
 from treering.core.network import SPARE_LOGIT, IncrementalNetwork
 from treering.data.stream import ResidentImages
 from treering.experiments import run as runner
+from treering.experiments.result import run_name
 from treering.experiments.run import StreamRun
 from treering.methods.base import Step
 from treering.methods.gem import GEM, projection
@@ -261,9 +262,12 @@ def test_an_update_is_minus_lr_times_the_projected_gradient(spare: int) -> None:
         step = step_of(labels, new, seed=number)
         memory = {label: images.clone() for label, images in method.memory.exemplars.items()}
         states: list[dict[str, Tensor]] = []
-        method.trainer.on_start = lambda states=states: states.append(method.network.tensors())
-        method.trainer.on_epoch = lambda report, states=states: states.append(method.network.tensors())
-        method.learn_step(step)  # an epoch is one batch
+
+        def note(*report: object, states: list[dict[str, Tensor]] = states) -> None:
+            states.append(method.network.tensors())
+
+        with method.trainer.step(watcher=Watching(note, note)):
+            method.learn_step(step)  # an epoch is one batch
         heads = method.network.head_sizes
         for before, after in itertools.pairwise(states):
             gradient, earlier = loss_gradient(before, heads, step.images, labels), []
@@ -310,8 +314,8 @@ def test_the_memory_is_shown_as_the_network_sees_images_outside_training() -> No
     method.learn_step(step_of([2, 3] * 4, 2))
     stored = torch.cat([method.memory.exemplars[label] for label in (0, 1) if label in method.memory.exemplars])
     assert stored.shape == (4, 3, SIDE, SIDE)
-    assert torch.equal(method._episodes.images, method.plain(stored))
-    assert method._episodes.images.shape == (4, 3, 6, 6)
+    assert torch.equal(method.episodes._images.images, method.plain(stored))
+    assert method.episodes._images.images.shape == (4, 3, 6, 6)
 
 
 def test_a_diverged_training_is_an_error() -> None:
@@ -378,7 +382,8 @@ def test_a_task_with_fewer_images_than_its_share_repeats_them_and_stores_no_more
     method = gem(size=5, training=UNTRAINED)
     for number, (labels, new) in enumerate([([0, 1, 1], 2), ([2] * 9, 1), ([4, 3], 2)]):
         method.learn_step(step_of(labels, new, seed=number))
-    episodes, stored = method._episodic_memory(), method.memory.exemplars
+    method.episodes.replace(method._by_task())
+    episodes, stored = method.episodes._images, method.memory.exemplars
     assert {label: len(images) for label, images in stored.items()} == {0: 1, 1: 2, 2: 5, 3: 1, 4: 1}
     assert episodes.labels.tolist() == [0, 1, 1, 0, 1] + [2] * 5 + [3, 4, 3, 4, 3]
     first, third = [*kept(stored[0]), *kept(stored[1])], [*kept(stored[3]), *kept(stored[4])]
@@ -406,9 +411,9 @@ def test_gem_refuses_a_memory_that_it_cannot_keep(budget: Budget, tmp_path: Path
 def test_other_methods_refuse_a_memory_per_step(method: str, tmp_path: Path) -> None:
     budget = Budget("per-step", 4)
     learner = tiny_learner(method=method, memory=budget)
-    with pytest.raises(TreeringError, match=r"^only GEM keeps exemplars per step: .*$"):
+    with pytest.raises(TreeringError, match=rf"^{method} cannot keep exemplars per-step: set memory.kind to"):
         learner.partial_fit(images_of([0, 1] * 4), [0, 1] * 4)
-    with pytest.raises(TreeringError, match=r"^only GEM "):
+    with pytest.raises(TreeringError, match=rf"^{method} cannot keep"):
         StreamRun(replace(RUN, method=method, memory=budget), tiny_images(), tmp_path)
 
 
@@ -519,7 +524,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         for name, method in (("gem", "gem"), ("unprojected", "gem"), ("finetune", "finetune")):
             run = StreamRun(replace(recipe, method=method), images, tmp_path_factory.mktemp(name))
             if name == "unprojected":
-                run.method.trainer.constrain = None
+                run.method.trainer.constraint = None
             results[name] = run()
     return results
 
@@ -543,7 +548,7 @@ def test_a_task_that_is_known_is_never_harder(digits: dict[str, dict[str, Any]])
 
 def test_a_result_names_the_memory_of_a_step(digits: dict[str, dict[str, Any]]) -> None:
     assert digits["gem"]["memory"] == {"kind": "per-step", "size": 40}
-    assert runner.run_name(Recipe.find("cifar100-5-gem-2000")) == "cifar100-5-gem-per-step100-random-order0-seed0"
+    assert run_name(Recipe.find("cifar100-5-gem-2000")) == "cifar100-5-gem-per-step100-random-order0-seed0"
 
 
 def test_a_copy_leaves_a_captured_update_behind() -> None:
@@ -554,5 +559,5 @@ def test_a_copy_leaves_a_captured_update_behind() -> None:
     )
     method = method_of(learner)
     assert isinstance(method, GEM)
-    method._past = threading.Lock()  # type: ignore[assignment]  # a graph cannot be copied either
+    method.episodes._update = threading.Lock()  # type: ignore[assignment]  # a graph cannot be copied either
     assert state_of(copy.deepcopy(learner)) == state_of(learner)

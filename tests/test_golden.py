@@ -14,18 +14,20 @@ import pytest
 import torch
 
 from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule
-from treering.core.trainer import EpochReport
+from treering.core.trainer import EpochReport, Watcher
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 BATCHES = 5
 
 
-class Recording(Learner):
-    """A learner that keeps the losses of the first batches of each stage."""
+class Recording(Watcher):
+    """Keeps the losses of the first batches of each stage."""
 
-    def _report(self, step: int, watch: Any, report: EpochReport) -> None:
-        stages: dict[str, list[float]] = self.__dict__.setdefault("recorded", {})
-        losses = stages.setdefault(f"step {step} {report.stage}", [])
+    def __init__(self) -> None:
+        self.step, self.stages = 0, dict[str, list[float]]()
+
+    def epoch(self, report: EpochReport) -> None:
+        losses = self.stages.setdefault(f"step {self.step} {report.stage}", [])
         losses += report.losses.double().tolist()[: BATCHES - len(losses)]
 
 
@@ -43,10 +45,11 @@ def run() -> dict[str, list[float]]:
         memory=Budget(size=9),
         augmentation=Augmentation(padding=2),
     )
-    learner = Recording(recipe=recipe, seed=11, device="cpu")
-    learner.partial_fit(images[labels < 2], labels[labels < 2])
-    learner.partial_fit(images[labels >= 2], labels[labels >= 2])
-    return learner.recorded
+    learner, recording = Learner(recipe=recipe, seed=11, device="cpu"), Recording()
+    for own in (labels < 2, labels >= 2):
+        recording.step += 1
+        learner.learn(torch.from_numpy(images[own]).movedim(-1, 1), labels[own].tolist(), watcher=recording)
+    return recording.stages
 
 
 def test_the_losses_of_a_seeded_run_are_the_recorded_ones() -> None:

@@ -205,20 +205,6 @@ def test_what_outputs_of_classes_to_come_have_learnt_is_kept_with_the_rest() -> 
     assert torch.equal(other.network.bias, method.network.bias)
 
 
-def test_a_model_that_was_saved_without_outputs_to_come_can_be_taken_up() -> None:
-    method = untaught()
-    method.network.add_head(2, method.generator)
-    only_known = {
-        name: tensor[:2] if name in ("weight", "bias") else tensor for name, tensor in method.network.tensors().items()
-    }
-    method.network.load_tensors([2], only_known)
-    assert torch.equal(method.network.weight[:2], only_known["weight"])
-    assert method.network.columns == OUTPUTS, "the learning rate belongs to so many"
-    assert not method.network.weight[2:].any()
-    with pytest.raises(ValueError, match="bias differs"):
-        method.network.load_tensors([3], only_known)
-
-
 def test_all_outputs_are_drawn_with_the_first_head() -> None:
     method = untaught()
     method.network.add_head(2, method.generator)
@@ -506,7 +492,7 @@ def test_a_crash_between_the_two_results_leaves_the_run_unfinished_and_the_next_
     assert run()["method"] == "icarl"
     assert result_files(tmp_path / "crashed") == result_files(tmp_path / "whole")
     assert len(result_files(tmp_path / "whole")) == 2
-    assert not run.state_file.exists()
+    assert not run.state.file.exists()
 
 
 def test_hybrid1_of_other_settings_is_refused_and_stays(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from PIL import Image
 from treering import TreeringError
 from treering.images import files, folders
 from treering.runtime.pixels import PixelFile
+from treering.words import shown
 
 COLOURS = np.array([[[200, 30, 30], [30, 180, 40]], [[40, 50, 190], [220, 210, 60]]], np.uint8)
 
@@ -505,7 +506,7 @@ def test_no_more_than_a_few_images_wait_to_be_put_away(tmp_path: Path, monkeypat
 @given(st.text() | st.binary().map(os.fsdecode))
 @settings(max_examples=60)
 def test_any_name_can_be_printed(name: str) -> None:
-    printed = folders.shown(name)
+    printed = shown(name)
     assert printed.encode().decode() == printed
     for letter, own in zip(printed, name, strict=True):
         strange = own < " " or own == "\x7f" or "\ud800" <= own <= "\udfff"

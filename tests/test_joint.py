@@ -15,13 +15,12 @@ import pytest
 import torch
 from conftest import TinyFeatures, examples, images_of, kept, method_of, state_of, tiny_learner
 from rich.console import Console
-from run_helper import TINY, tiny_dataset, tiny_images
+from run_helper import TINY, run_in_console, tiny_dataset, tiny_images
 from test_draws import DRAWN, Fit, watch_fits
 from test_icarl import ready
 
 from treering import Augmentation, Budget, Learner, Recipe, data
 from treering.core import backbones
-from treering.experiments import console
 from treering.experiments.result import run_name
 from treering.experiments.run import StreamRun
 from treering.recipe import Run
@@ -128,7 +127,7 @@ def test_a_run_of_several_steps_has_an_average_without_the_first(tmp_path: Path)
 def test_the_console_shows_a_run_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(data.DATASETS, "tiny", lambda folder, download: tiny_dataset())
     screen = io.StringIO()
-    assert console.run(Console(file=screen, width=160), [ONE], tmp_path, tmp_path / "results", False, "cpu") == []
+    assert run_in_console(Console(file=screen, width=160), [ONE], tmp_path, tmp_path / "results") == []
     (row,) = [line for line in screen.getvalue().splitlines() if NAME in line and "│" in line]
     cells = [cell.strip() for cell in re.split("[│┃]", row)[1:-1]]
     result = json.loads((tmp_path / "results" / f"{NAME}.json").read_text())

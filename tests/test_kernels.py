@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from treering.core import backbones, fused, losses
+from treering.core import backbones, engine, fused, losses
 from treering.core.backbones import ResNet
+from treering.core.capture import CapturedUpdate
 from treering.core.fused import residual
 from treering.core.network import SPARE_LOGIT, IncrementalNetwork
 from treering.core.optim import SGD
-from treering.core.trainer import BatchUpdate, CapturedUpdate, TrainingSet
+from treering.core.update import BatchUpdate, TrainingSet
 from treering.recipe import Optimizer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled here: see test_cuda.py")
@@ -35,7 +36,7 @@ pytest.importorskip("triton")
 def failures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Of the kernels, in a test."""
     failures: list[str] = []
-    monkeypatch.setattr(fused, "failures", failures)
+    monkeypatch.setattr(engine, "failures", failures)
     return failures
 
 
@@ -49,7 +50,7 @@ def network_of(features: nn.Module, side: int, channels: int = 3) -> Incremental
             nn.init.normal_(module.running_mean)
             module.momentum, module.eps = 0.3, 1e-2
     network = IncrementalNetwork(features, 64, torch.rand(channels, side, side), 100.0)
-    network.kernels = True
+    network.engine.kernels = True
     return network.train()
 
 
@@ -208,7 +209,7 @@ OTHER_NETWORKS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", OTHER_NETWORKS)
 def test_networks_of_other_kinds_are_left_to_the_framework(name: str) -> None:
     network = IncrementalNetwork(OTHER_NETWORKS[name](), 64, torch.zeros(3, 8, 8), 255.0).train()
-    network.kernels = True
+    network.engine.kernels = True
     assert fused.extractor(network, 4) is None
 
 
@@ -219,14 +220,14 @@ def test_networks_of_other_kinds_are_left_to_the_framework(name: str) -> None:
 )
 def test_images_of_other_kinds_are_left_to_the_framework(shape: tuple[int, int, int], images: int) -> None:
     network = IncrementalNetwork(small(shape[0]), 64, torch.zeros(shape), 255.0).train()
-    network.kernels = True
+    network.engine.kernels = True
     assert fused.extractor(network, images) is None
 
 
 def test_a_network_is_left_to_the_framework_where_it_shall_be() -> None:
     network = network_of(small(), 8)
     assert fused.extractor(network, 4) is not None
-    network.kernels = False
+    network.engine.kernels = False
     assert fused.extractor(network, 4) is None
 
 
@@ -234,16 +235,16 @@ def test_without_triton_the_kernels_are_not_there_which_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert not fused.available()
-    assert not fused.available()
+    assert not engine.kernels_available()
+    assert not engine.kernels_available()
     (record,) = caplog.records
     assert "slower" in record.message
     assert "ModuleNotFoundError" in record.message
 
 
 def test_after_a_kernel_has_failed_new_networks_do_without_them(caplog: pytest.LogCaptureFixture) -> None:
-    fused.give_up(RuntimeError("at 57:17:\nno C compiler"))
-    assert not fused.available()
+    engine.give_up_kernels(RuntimeError("at 57:17:\nno C compiler"))
+    assert not engine.kernels_available()
     assert "(RuntimeError: no C compiler)" in caplog.text
 
 
@@ -319,7 +320,7 @@ def test_update_is_that_of_the_plain_optimiser(decay: Any, noise_eta: float, wei
     optimisers = []
     for fast in (False, True):
         network = network_of(small(1), 8, channels=1)
-        network.kernels = fast
+        network.engine.kernels = fast
         generator = torch.Generator().manual_seed(1)
         network.reserve(30)
         network.add_head(7, generator)
@@ -358,7 +359,7 @@ def loss_by_kernel(logits: Tensor, labels: Tensor, targets: Tensor, heads: Tenso
 def test_a_capture_uses_the_kernels_where_they_work(failures: list[str]) -> None:
     update = tried(loss_by_kernel)
     assert isinstance(update.extract, fused.FusedExtractor)
-    assert update.network.kernels
+    assert update.network.engine.kernels
     assert not failures
     assert update.losses[0] == pytest.approx(1.4, abs=0.8)
 
@@ -374,7 +375,7 @@ def test_a_kernel_that_fails_is_done_without(
     monkeypatch.setattr(residual_kernels.weight_gradient, "run", fail)
     update = tried(lambda logits, labels, targets, heads: losses.cross_entropy(logits, labels))
     assert update.extract == update.network.extract
-    assert not update.network.kernels
+    assert not update.network.engine.kernels
     monkeypatch.setattr(update.optimizer, "_update", fail)
     update.optimizer.step(torch.zeros_like(update.optimizer.values))
     assert failures == ["RuntimeError: no C compiler"]

@@ -39,10 +39,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from treering import Augmentation, Budget, Learner, Optimizer, Progress, Recipe, Schedule, TreeringError, methods
+from treering import Augmentation, Budget, Learner, Optimizer, Progress, Recipe, Schedule, TreeringError
 from treering.core import augment
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import BatchUpdate
+from treering.core.update import BatchUpdate
+from treering.runtime.device import find_device
 from treering.runtime.gate import Gate
 
 LONG = {"training": Schedule(epochs=15, lr=0.1), "balanced": Schedule(epochs=8, lr=0.02)}
@@ -406,7 +407,7 @@ def test_the_size_of_the_memory_can_be_changed_at_any_time() -> None:
     assert [len(part) for part in learner.exemplars_.values()] == [1] * 6
     assert learner.resolved_recipe().memory == Budget("total", 6)
     before = state_of(learner)
-    with pytest.raises(TreeringError, match=r"only the size can be changed: give Budget\('total', 9, 'herding'\)"):
+    with pytest.raises(TreeringError, match=r"only the memory's size can change: give Budget\('total', 9, 'herding'\)"):
         learner.set_params(memory=Budget("per-class", 9)).partial_fit(*third)
     assert state_of(learner) == before
 
@@ -744,12 +745,12 @@ def test_a_gpu_that_is_not_there_or_not_the_first_is_refused_in_one_line(monkeyp
         with pytest.raises(
             TreeringError, match="'cuda' cannot be used here \\(it has no GPU\\): choose auto, cpu or cuda"
         ):
-            methods.find_device("cuda")
+            find_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "Generator", lambda device: None)  # as if there were two
-    assert methods.find_device("cuda:0") == torch.device("cuda:0")
+    assert find_device("cuda:0") == torch.device("cuda:0")
     with pytest.raises(TreeringError, match="'cuda:1': treering trains on the first GPU; CUDA_VISIBLE_DEVICES"):
-        methods.find_device("cuda:1")
+        find_device("cuda:1")
 
 
 # --- What users do besides --------------------------------------------------------------------------------------------
@@ -876,7 +877,7 @@ def test_where_others_compute_in_bfloat16_it_does_not(method: str, tmp_path: Pat
 def test_training_in_bfloat16_casts_the_weights_anew_for_each_batch() -> None:
     def learnt() -> dict[str, Any]:
         learner = tiny_learner(training=Schedule(epochs=4, lr=0.05)).partial_fit(*examples({"cat": 6, "dog": 5}))
-        method_of(learner).network.mixed_precision = True  # as on a GPU
+        method_of(learner).network.engine.mixed_precision = True  # as on a GPU
         return state_of(learner.partial_fit(*examples({"elk": 6})))
 
     found = learnt()

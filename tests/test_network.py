@@ -236,10 +236,10 @@ def test_prediction_is_in_evaluation_mode_and_leaves_no_trace(training: bool):
 def test_mixed_precision_is_for_training_alone():
     network, images = network_with(UNEVEN_HEADS), random_images(0, 9)
     exact = network.predict_logits(images)
-    network.mixed_precision = True
+    network.engine.mixed_precision = True
     assert torch.equal(network.predict_logits(images), exact)
     mixed = network.train()(images)
-    network.mixed_precision = False
+    network.engine.mixed_precision = False
     assert not torch.equal(network.train()(images), mixed)
 
 

@@ -10,13 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
-from treering import cli, speed
+from treering import cli
 from treering.data.stream import split_steps
 from treering.errors import TreeringError
-from treering.experiments import console, paper
+from treering.experiments import console, forecast, paper
 from treering.experiments.result import method_label, run_name
+from treering.experiments.scheduler import Place
+from treering.methods import speed
 from treering.recipe import Recipe
 from treering.report.tables import paper_rows
 
@@ -110,7 +113,8 @@ def plan_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(speed, "images_per_second", lambda recipe, shape, device: 1000.0)
     screen = Console(file=io.StringIO(), width=160)
     runs = list(paper.find(name).runs(1))
-    console.show_plan(screen, runs, tmp_path / "data", tmp_path / "results", "cpu")
+    place = Place(tmp_path / "data", tmp_path / "results", torch.device("cpu"))
+    console.show_forecast(screen, forecast.forecast(runs, place), "CPU")
     return screen.file.getvalue()  # type: ignore[attr-defined]
 
 

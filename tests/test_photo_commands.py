@@ -18,9 +18,11 @@ import torch
 from photo_helper import NOT_AN_IMAGE, TINY, command, write_bad, write_photos
 from PIL import Image
 
-from treering import Budget, Learner, Recipe, evaluation, speed
+from treering import Budget, Learner, Recipe, evaluation
 from treering.evaluation import Evaluation, Prediction
+from treering.images import files as image_files
 from treering.images import folders as images
+from treering.methods import speed
 from treering.photos import overview
 
 CLASSES = ["cat", "dog", "owl"]
@@ -50,7 +52,7 @@ def learner(place: Path) -> Learner:
 
 
 def probabilities(learner: Learner, files: list[Path]) -> np.ndarray:
-    return learner.predict_proba(np.stack([images.read(file, 20) for file in files]))
+    return learner.predict_proba(np.stack([image_files.read(file, 20) for file in files]))
 
 
 def manifest(model: Path) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def test_a_validation_folder_measures_and_nothing_is_held_out(tmp_path: Path) ->
         name == said
         for name in ("cat", "dog")
         for said in Learner.load(tmp_path / "model").predict(
-            np.stack([images.read(file, 20) for file in sorted((checks / name).iterdir())])
+            np.stack([image_files.read(file, 20) for file in sorted((checks / name).iterdir())])
         )
     )
     assert f"Accuracy on 5 images of the validation folder: {100 * right / 5:.1f} %" in done.out
@@ -138,8 +140,8 @@ def test_copies_and_images_in_two_classes_are_printed(place: Path, tmp_path: Pat
     shutil.copytree(place / "first" / "cat", tmp_path / "again" / "cat")
     shutil.copytree(place / "first" / "cat", tmp_path / "again" / "lynx")
     done = command("learn", place / "model", tmp_path / "again", "--dry-run", "--device", "cpu")
-    assert "In two classes, for example cat and lynx, so not to be told apart: 12 images." in done.out
-    assert re.search(r"Left out, as copies of images that it holds out or keeps already: \d+ images\.", done.out)
+    assert "In two classes at once, for example in cat and lynx: 12 images." in done.out
+    assert re.search(r"Left out, because the model has them already or holds them out: \d+ images\.", done.out)
 
 
 def test_held_out_images_that_a_smaller_memory_has_no_room_for_are_told(place: Path, tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_held_out_images_that_a_smaller_memory_has_no_room_for_are_told(place: P
     third, fourth = (write_photos(tmp_path / name, {name: 8}) for name in ("ant", "bee"))
     done = command("learn", tmp_path / "model", third, "--memory", 1, "--device", "cpu")
     assert "It keeps at most 1 image of each class." in done.out
-    assert "Dropped, as the memory has no more room for held-out images: 3 images." in done.out
+    assert "Dropped, because the memory has no more room for held-out images: 3 images." in done.out
     assert "No image is held out: no part of the memory is set aside for it." in done.out
     assert "Accuracy on 3 images it was not trained on, of 3 of the 4 classes: " in done.out
     done = command("learn", tmp_path / "model", fourth, "--memory", 10, "--device", "cpu")
@@ -163,7 +165,7 @@ def test_settings_that_a_method_cannot_work_with_are_refused_before_the_plan(pla
         done.refused("GEM keeps a random sample of each step: set memory.kind to per-step")
         assert done.out == ""
         done = command("learn", tmp_path / "model", place / "first", *TINY, "--set", "memory.kind=per-step", *more)
-        done.refused("only GEM keeps exemplars per step")
+        done.refused("eeil cannot keep exemplars per-step")
         assert done.out == ""
 
 
@@ -206,7 +208,7 @@ def test_a_damaged_earlier_version_does_not_hide_the_model(place: Path, tmp_path
 def test_a_model_of_grey_images_learns_photos_as_grey(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "photos", {"cat": 5, "dog": 5})
     pixels = {
-        name: np.stack([images.read(file, 12, 1)[..., 0] for file in (folder / name).iterdir()])
+        name: np.stack([image_files.read(file, 12, 1)[..., 0] for file in (folder / name).iterdir()])
         for name in ("cat", "dog")
     }
     taught = Learner("small", memory=20, recipe=Recipe.find("digits"), device="cpu")
@@ -216,7 +218,7 @@ def test_a_model_of_grey_images_learns_photos_as_grey(tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     owls = Learner.load(tmp_path / "model").exemplars_["owl"]
     assert owls.shape[1:] == (12, 12, 1)
-    given = {images.read(file, 12, 1).tobytes() for file in (more / "owl").iterdir()}
+    given = {image_files.read(file, 12, 1).tobytes() for file in (more / "owl").iterdir()}
     assert {owl.tobytes() for owl in owls} <= given
 
 
@@ -319,10 +321,10 @@ def test_answers_of_the_first_files_come_before_the_others_are_read(
 ) -> None:
     monkeypatch.setattr(evaluation, "BATCH", 4)
     seen: list[Path] = []
-    read = images.read
-    monkeypatch.setattr(images, "read", lambda file, *size: (seen.append(file), read(file, *size))[1])
+    read = image_files.read
+    monkeypatch.setattr(image_files, "read", lambda file, *size: (seen.append(file), read(file, *size))[1])
     files = sorted((place / "test").rglob("*.png"))
-    answers = evaluation.predictions(learner, files, 1)
+    answers = evaluation.predictions(learner.learnt_model(), files, 1)
     assert seen == []
     for number, answer in enumerate(answers):
         assert answer.file == files[number]
@@ -332,7 +334,7 @@ def test_answers_of_the_first_files_come_before_the_others_are_read(
 def test_the_command_prints_answers_as_they_come(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "BATCH", 4)
     printed: list[int] = []
-    read = images.read
+    read = image_files.read
 
     def watched(file: Path, *size: int) -> np.ndarray:
         buffer = sys.stdout.buffer
@@ -340,7 +342,7 @@ def test_the_command_prints_answers_as_they_come(place: Path, monkeypatch: pytes
         printed.append(buffer.getvalue().count(b"\n"))
         return read(file, *size)
 
-    monkeypatch.setattr(images, "read", watched)
+    monkeypatch.setattr(image_files, "read", watched)
     assert command("predict", place / "model", place / "test").code == 0
     assert printed == [0] * 4 + [4] * 4 + [8] * 4
 
@@ -361,8 +363,8 @@ def table_rows(printed: str) -> list[list[str]]:
 def test_evaluation_counts_as_one_does_by_hand(place: Path, learner: Learner) -> None:
     counts = {name: dict.fromkeys(CLASSES, 0) for name in CLASSES}
     for file in sorted((place / "test").rglob("*.png")):
-        counts[file.parent.name][str(learner.predict(images.read(file, 20)[None])[0])] += 1
-    found = evaluation.evaluate(learner, place / "test")
+        counts[file.parent.name][str(learner.predict(image_files.read(file, 20)[None])[0])] += 1
+    found = evaluation.evaluate(learner.learnt_model(), place / "test")
     assert (found.classes, found.new_classes, found.skipped, found.images) == (CLASSES, {"owl"}, [], 12)
     assert found.confusion == [list(counts[name].values()) for name in CLASSES]
     right = {name: counts[name][name] for name in CLASSES}
@@ -608,9 +610,9 @@ def test_a_folder_batches_and_arrays_give_the_identical_model(tmp_path: Path) ->
     folder = write_photos(tmp_path / "photos", counts)
     labels = [name for name, count in counts.items() for _ in range(count)]
     files = sorted(folder.rglob("*.png"))
-    pixels = np.stack([images.read(file, 20) for file in files])
+    pixels = np.stack([image_files.read(file, 20) for file in files])
     later = np.stack(
-        [images.read(file, 20) for file in sorted(write_photos(tmp_path / "new", {"eel": 4}).rglob("*.png"))]
+        [image_files.read(file, 20) for file in sorted(write_photos(tmp_path / "new", {"eel": 4}).rglob("*.png"))]
     )
 
     def batches(array: np.ndarray, names: list[str], size: int) -> Any:

@@ -26,8 +26,9 @@ from learn_helper import CHANGES, FIRST, MEMORY, SECOND, learn, leftovers, make_
 
 import treering
 from treering import Learner, TreeringError
-from treering.images import folders as images
+from treering.images import files as images
 from treering.photos import learn as photos
+from treering.photos.plan import Plan
 from treering.runtime import files, pixels
 from treering.storage import model_folder as checkpoint
 from treering.storage import resume as in_flight
@@ -66,7 +67,7 @@ class Models:
 
     def check_goes_on(self, path: Path, resumed: bool = True) -> None:
         """The same call comes to the same end."""
-        told: list[photos.Plan] = []
+        told: list[Plan] = []
         learn(path, self.second, tell=told.append)
         assert [plan.resumed for plan in told] == [resumed]
         assert model_state(path) == self.after
@@ -171,7 +172,7 @@ def test_a_first_learn_that_fails_leaves_no_model_and_goes_on(tmp_path: Path, mo
         assert path.exists() == (epoch > 1), "a folder without anything in it goes again"
         with pytest.raises(TreeringError):
             Learner.load(path, device="cpu")
-        told: list[photos.Plan] = []
+        told: list[Plan] = []
         learn(path, models.first, tell=told.append)
         assert told[0].resumed == (epoch > 1)
         assert model_state(path) == models.before
@@ -392,7 +393,7 @@ def test_other_photos_after_an_interruption_start_anew(
     path, peace = models.copy(tmp_path / "model"), models.copy(tmp_path / "peace")
     interrupt_after(path, folder, 3)
     change(folder)
-    told: list[photos.Plan] = []
+    told: list[Plan] = []
     with caplog.at_level(logging.WARNING):
         learn(path, folder, tell=told.append)
     assert not told[0].resumed
@@ -419,7 +420,7 @@ def test_other_settings_after_an_interruption_start_anew(
         changes = {"validation": models.second}
     path, peace = tmp_path / "model", tmp_path / "peace"
     interrupt_after(path, models.first, 3)
-    told: list[photos.Plan] = []
+    told: list[Plan] = []
     with caplog.at_level(logging.WARNING):
         learn(path, models.first, tell=told.append, **changes)
     assert not told[0].resumed
@@ -435,7 +436,7 @@ def test_a_later_step_goes_on_with_the_same_memory_and_starts_anew_with_another(
     for size in (MEMORY, MEMORY + 4):
         path, peace = models.copy(tmp_path / f"model-{size}"), models.copy(tmp_path / f"peace-{size}")
         interrupt_after(path, models.second, 4, memory=begun)
-        told: list[photos.Plan] = []
+        told: list[Plan] = []
         learn(path, models.second, tell=told.append, memory=size)
         assert told[0].resumed == (size == begun)
         learn(peace, models.second, memory=size)
@@ -493,7 +494,7 @@ def test_a_second_learn_names_the_process_of_the_first_and_readers_get_the_last_
             assert str(path) in str(error.value)
             assert "\n" not in str(error.value)
         models.check_as_before(path)
-        told: list[photos.Plan] = []
+        told: list[Plan] = []
         learn(path, models.second, dry_run=True, tell=told.append)
         assert len(told) == 1
         process.communicate("go on\n", timeout=600)
@@ -651,7 +652,7 @@ def test_ctrl_c_stops_the_command_and_the_same_command_goes_on(tmp_path: Path, m
     assert err.count("\n") == 1
     assert err.startswith(f"treering: interrupted; {path} is as it was")
     assert "Traceback" not in out
-    told: list[photos.Plan] = []
+    told: list[Plan] = []
     photos.learn(
         path,
         models.first,

@@ -17,7 +17,7 @@ from PIL import Image
 from treering import Budget, Learner, TreeringError, methods
 from treering.core import augment
 from treering.images.folders import read
-from treering.photos import learn as photos
+from treering.photos.plan import Plan
 from treering.storage import model_folder as checkpoint
 
 LARGER = {"changes": [*CHANGES, "memory.held_out=0.5"], "memory": 8}
@@ -52,8 +52,8 @@ def load(path: Path) -> Learner:
     return Learner.load(path, device="cpu")
 
 
-def planned(path: Path, folder: Path, **settings: Any) -> photos.Plan:
-    told: list[photos.Plan] = []
+def planned(path: Path, folder: Path, **settings: Any) -> Plan:
+    told: list[Plan] = []
     assert learn(path, folder, dry_run=True, tell=told.append, **settings) is None
     (plan,) = told
     return plan
@@ -68,7 +68,7 @@ def all_files(path: Path) -> dict[str, bytes]:
 
 def test_the_plan_counts_new_known_held_out_and_skipped_images(tmp_path: Path, first: Path, second: Path) -> None:
     path = tmp_path / "model"
-    told: list[photos.Plan] = []
+    told: list[Plan] = []
     (first / "cat" / "notes.txt").write_text("not an image")
     (first / "dog" / "empty.jpg").touch()
     (first / "loose.jpg").touch()
@@ -99,7 +99,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, first: Path, second: Path) -> 
 def test_the_plan_of_a_dry_run_is_that_of_the_learn(tmp_path: Path, first: Path) -> None:
     path = tmp_path / "model"
     dry = planned(path, first)
-    told: list[photos.Plan] = []
+    told: list[Plan] = []
     learn(path, first, tell=told.append)
     same = ("recipe", "device", "step", "new", "known", "skipped", "held_out", "resumed")
     assert all(getattr(dry, name) == getattr(told[0], name) for name in same)
@@ -386,7 +386,7 @@ def test_a_validation_folder_measures_and_nothing_is_held_out(
 ) -> None:
     path = tmp_path / "model"
     checks = make_folder(tmp_path / "checks", {"cat": 3, "dog": 4, "stranger": 5}, seed=9)
-    told: list[photos.Plan] = []
+    told: list[Plan] = []
     outcome = learn(path, first, validation=checks, tell=told.append)
     assert told[0].held_out == 0
     assert outcome is not None

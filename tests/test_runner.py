@@ -27,12 +27,21 @@ import safetensors.torch
 import torch
 from conftest import Dropping
 from rich.console import Console
-from run_helper import TINY, Interruptible, digest, result_files, tiny_dataset, tiny_images, without_times
+from run_helper import (
+    TINY,
+    Interruptible,
+    digest,
+    result_files,
+    run_in_console,
+    tiny_dataset,
+    tiny_images,
+    without_times,
+)
 
 import treering
 from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, TreeringError, data, methods
 from treering.core import backbones, trainer
-from treering.experiments import console
+from treering.experiments import result, scheduler
 from treering.experiments import run as runner
 from treering.experiments.result import run_name
 from treering.experiments.run import RunProgress, StreamRun
@@ -202,15 +211,15 @@ def test_times_add_up_and_count_the_whole_run(tmp_path: Path, monkeypatch: pytes
 
 def test_the_commit_is_the_one_given_or_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TREERING_COMMIT", "0123abc")
-    assert runner.current_commit() == "0123abc"
+    assert result.current_commit() == "0123abc"
     assert StreamRun(replace(TINY, run=Run("tiny", 6)), tiny_images(), tmp_path)()["commit"] == "0123abc"
     monkeypatch.delenv("TREERING_COMMIT")
     folder = Path(treering.__file__).parent
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
-    assert runner.current_commit().rstrip("+") == (git.stdout.strip() or "unknown")
+    assert result.current_commit().rstrip("+") == (git.stdout.strip() or "unknown")
     monkeypatch.setenv("PATH", str(tmp_path))
-    runner._commit_of.cache_clear()
-    assert runner.current_commit() == "unknown"
+    result._commit_of.cache_clear()
+    assert result.current_commit() == "unknown"
 
 
 def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -220,7 +229,7 @@ def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.delenv("TREERING_COMMIT")
     package = tmp_path / "src" / "treering"
     (package / "experiments").mkdir(parents=True)
-    monkeypatch.setattr(runner, "__file__", str(package / "experiments" / "runner.py"))
+    monkeypatch.setattr(result, "__file__", str(package / "experiments" / "result.py"))
     (package / "__init__.py").write_text("")
 
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -233,8 +242,8 @@ def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp
         return done.stdout.strip()
 
     def commit() -> str:
-        runner._commit_of.cache_clear()
-        return runner.current_commit()
+        result._commit_of.cache_clear()
+        return result.current_commit()
 
     git("init")
     git("commit", "--allow-empty", "-m", "another project")
@@ -245,7 +254,7 @@ def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp
     (package / "__init__.py").write_text("changed = True\n")
     assert commit() == git("rev-parse", "HEAD") + "+"
     git("checkout", ".")
-    assert runner.current_commit() == git("rev-parse", "HEAD") + "+", "that of the code as it was loaded"
+    assert result.current_commit() == git("rev-parse", "HEAD") + "+", "that of the code as it was loaded"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +273,7 @@ def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp
 def test_the_ablations_of_eeil_have_names_of_their_own(method: str, kind: Any, epochs: int, label: str) -> None:
     balanced = Schedule(epochs=epochs, lr=0.01)
     recipe = Recipe(method=method, balanced=balanced, augmentation=Augmentation(kind=kind))
-    assert runner.method_label(recipe) == label
+    assert result.method_label(recipe) == label
 
 
 def ready() -> dict[str, Recipe]:
@@ -351,7 +360,7 @@ def shown(results: Path, monkeypatch: pytest.MonkeyPatch, recipes: Sequence[Reci
     """What is seen of runs."""
     monkeypatch.setitem(data.DATASETS, "tiny", lambda folder, download: tiny_dataset())
     screen = Console(file=io.StringIO(), **{"width": 160} | terminal)
-    console.run(screen, recipes, results, results, False, "cpu")
+    run_in_console(screen, recipes, results, results)
     return screen.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -380,7 +389,8 @@ def test_a_terminal_gets_a_bar_and_no_lines(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_narrow_terminal_shows_all_but_the_end_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "run_name", lambda recipe: "cifar100-10-eeil-total2000-herding-order0-seed0")
+    for module in (scheduler, run_helper):
+        monkeypatch.setattr(module, "run_name", lambda recipe: "cifar100-10-eeil-total2000-herding-order0-seed0")
     said = shown(tmp_path, monkeypatch, force_terminal=True, force_interactive=True, width=80)
     assert re.search(r"100 % 0 s left, step 3/3 balanced epoch 2/2, [\d,]+ images/s cifar100-10\S*…", said)
 
@@ -617,7 +627,7 @@ def test_a_state_that_cannot_be_taken_up_is_named_in_a_warning_and_the_run_start
 ) -> None:
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
     case = interruptible("plain", tmp_path)
-    state = case.interrupt("broken", 6).state_file
+    state = case.interrupt("broken", 6).state.file
     content = broken_state(kind, state.read_bytes())
     state.write_bytes(content)
     with caplog.at_level(logging.WARNING):
@@ -636,7 +646,7 @@ def test_the_state_of_a_run_with_other_settings_is_set_aside_with_a_warning_and_
     case = interruptible("plain", tmp_path)
     other = case.recipe
     case.recipe = replace(other, temperature=3.0)
-    state = case.interrupt("results", 6).state_file
+    state = case.interrupt("results", 6).state.file
     case.recipe = other
     content = state.read_bytes()
     with caplog.at_level(logging.WARNING):
@@ -653,7 +663,7 @@ def test_every_state_that_is_set_aside_is_kept(tmp_path: Path, monkeypatch: pyte
     contents = []
     for number in range(3):
         case.recipe = replace(case.recipe, temperature=2.5 + number)
-        contents.append(case.interrupt("results", 4).state_file.read_bytes())
+        contents.append(case.interrupt("results", 4).state.file.read_bytes())
     kept = sorted((tmp_path / "results" / ".unfinished").glob("*.set-aside-*"))
     assert [file.read_bytes() for file in kept] == contents[:2]
 
@@ -693,7 +703,7 @@ def test_a_run_begun_on_another_kind_of_device_goes_on(
     case = interruptible("momentum kept", tmp_path)
     ends = []
     for place, number in (("one", 1), ("again", 1), ("other", 2)):
-        state = case.interrupt(place, 5).state_file
+        state = case.interrupt(place, 5).state.file
         content = state.read_bytes()
         size = int.from_bytes(content[:8], "little")
         facts = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["facts"]) | {"devices": ["a GPU"]}
@@ -730,7 +740,7 @@ def test_a_run_on_other_images_of_the_same_name_starts_anew(
 ) -> None:
     monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
     case = interruptible("plain", tmp_path)
-    state = case.interrupt("results", 6).state_file
+    state = case.interrupt("results", 6).state.file
     more = StreamRun(case.recipe, tiny_images(6, per_class=5), tmp_path / "results")
     result = more()
     assert "other images" in caplog.text
@@ -839,7 +849,7 @@ def test_a_loss_that_is_not_a_number_in_a_later_step_is_a_clear_error_and_no_res
 
 def test_two_processes_cannot_be_at_one_run(tmp_path: Path) -> None:
     run = StreamRun(TINY, tiny_images(), tmp_path)
-    run.state_file.parent.mkdir(parents=True)
-    with filelock.FileLock(run.state_file.with_suffix(".lock")), pytest.raises(TreeringError, match="another process"):
+    run.state.file.parent.mkdir(parents=True)
+    with filelock.FileLock(run.state.file.with_suffix(".lock")), pytest.raises(TreeringError, match="another process"):
         run()
     assert not run.result_file.exists()

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Watching
 from torch import Tensor, nn
 
 from treering import Learner, Recipe, Schedule, TreeringError
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import EpochReport, Trainer, TrainingSet, batch_plan
+from treering.core.trainer import EpochReport, Trainer, batch_plan
+from treering.core.update import TrainingSet
 from treering.recipe import Optimizer
 
 
@@ -38,7 +40,7 @@ def trainer_of(features: nn.Module, **settings: Any) -> Trainer:
     def loss(logits: Tensor, labels: Tensor, targets: Tensor, head_of_class: Tensor) -> Tensor:
         return nn.functional.cross_entropy(logits, labels)
 
-    return Trainer(network, loss, Optimizer(noise_eta=0.0, **settings), generator, captured=False)
+    return Trainer(network, loss, Optimizer(noise_eta=0.0, **settings), generator)
 
 
 def numbered(count: int) -> TrainingSet:
@@ -73,8 +75,8 @@ def test_reports_count_epochs_and_passes_and_hold_the_losses() -> None:
         assert report.mean_loss == pytest.approx(report.losses.mean().item())
         reports.append((report.stage, report.epoch, report.epochs, report.image_passes, len(report.losses)))
 
-    trainer.on_epoch = note
-    trainer.fit("training", numbered(20), Schedule(2, 0.001))
+    with trainer.step(watcher=Watching(note)):
+        trainer.fit("training", numbered(20), Schedule(2, 0.001))
     assert reports == [("training", 1, 2, 24, 3), ("training", 2, 2, 24, 3)]
 
 

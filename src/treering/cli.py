@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +15,10 @@ from rich.console import Console
 
 import treering
 from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
-from treering.recipe import MOST_AT_ONCE, MOST_ORDERS, Recipe
+from treering.experiments import MOST_AT_ONCE
+from treering.recipe import MOST_ORDERS, Recipe
 from treering.runtime import allocator
+from treering.terminal import Bars, Terminal
 
 app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
 console = Console(emoji=False)
@@ -87,14 +90,13 @@ def reproduce(
     at_once: AtOnce = 8,
 ) -> None:
     """Every run of a table of the paper that is not done yet."""
-    from treering.experiments import console as experiments_console
     from treering.experiments import paper
 
     found = paper.find(experiment)
     runs = paper.chosen(list(found.runs(orders)), only or [])
-    console.print(f"{found.title}: {len(runs)} runs", highlight=False, markup=False)
+    Terminal(console).line(f"{found.title}: {len(runs)} runs")
     if dry_run:
-        experiments_console.show_plan(console, runs, data, results, device)
+        _forecast(runs, data, results, device)
     else:
         _run(runs, data, results, download, device, at_once)
 
@@ -121,19 +123,35 @@ def report(
 
     with _interruptible("interrupted"):
         files = experiments_report.write(results, out)
-    line = f"{len(files)} files; open {(out / 'index.html').resolve()}"
-    console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    Terminal(console).line(f"{len(files)} files; open {(out / 'index.html').resolve()}")
 
 
 def _run(recipes: list[Recipe], data: Path, results: Path, download: bool, device: str, at_once: int) -> None:
-    from treering.experiments import console as experiments_console
+    from treering.experiments import scheduler
+    from treering.experiments.console import RunDisplay, show_results
+    from treering.experiments.result import run_name
+    from treering.runtime.device import find_device
 
+    place = scheduler.Place(data, results, find_device(device), download)
     with _interruptible("interrupted; the same command goes on from where it was saved last"):
-        errors = experiments_console.run(console, recipes, data, results, download, device, at_once)
+        with RunDisplay(console, [run_name(recipe) for recipe in recipes]) as display:
+            outcomes = scheduler.run_all(recipes, place, at_once, display)
+        show_results(console, outcomes, results)
+    errors = scheduler.failures(outcomes)
     for error in errors:
         _print_error(error)
     if errors:
         sys.exit(2)
+
+
+def _forecast(recipes: list[Recipe], data: Path, results: Path, device: str) -> None:
+    from treering.experiments.console import show_forecast
+    from treering.experiments.forecast import forecast
+    from treering.experiments.scheduler import Place
+    from treering.runtime.device import describe, find_device
+
+    place = Place(data, results, find_device(device))
+    show_forecast(console, forecast(recipes, place), describe(place.device))
 
 
 ModelPath = Annotated[Path, typer.Argument(help="The model's folder.", readable=False)]
@@ -168,12 +186,13 @@ def learn(
 ) -> None:
     """Teach a model the classes of a folder; a model that is not there yet is made."""
     from treering.photos import learn as photos
-    from treering.photos.console import Bars, Printer
+    from treering.photos.console import Printer
+    from treering.photos.plan import Plan
 
     printer = Printer(console)
-    plans: list[photos.Plan] = []
+    plans: list[Plan] = []
 
-    def tell(plan: photos.Plan) -> None:
+    def tell(plan: Plan) -> None:
         plans.append(plan)
         printer.plan(plan, model, folder)
 
@@ -211,8 +230,8 @@ def predict(
     from treering.photos.console import Printer
 
     with _interruptible("interrupted"):
-        learner = Learner.load(model, device=device)
-        found = evaluation.predictions(learner, evaluation.files_in(inputs), top)
+        loaded = Learner.load(model, device=device).learnt_model()
+        found = evaluation.predictions(loaded, evaluation.files_in(inputs), top)
         good = Printer(console).predictions(found, as_json, Console(stderr=True))
     if not good:
         sys.exit(1)
@@ -233,7 +252,7 @@ def evaluate(
     if picture:
         evaluation.require_drawing(picture)
     with _interruptible("interrupted"):
-        result = evaluation.evaluate(Learner.load(model, device=device), folder)
+        result = Learner.load(model, device=device).evaluate(folder)
         printer = Printer(console)
         printer.evaluation(result)
         if picture:
@@ -267,13 +286,11 @@ def export(
     out: Annotated[Path, typer.Argument(help="OUT.onnx or OUT.pt2")],
 ) -> None:
     """Write the model as one file for other programs, checked against the model first."""
-    from treering import export as exporting
     from treering.learner import Learner
-    from treering.photos.console import Printer
 
     with _interruptible("interrupted"):
-        difference = exporting.export(Learner.load(model, device="cpu"), out)
-    Printer(console).line(
+        difference = Learner.load(model, device="cpu").export(out)
+    Terminal(console).line(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB; differs from the model by {difference:.1g} at most"
     )
 
@@ -281,12 +298,11 @@ def export(
 @app.command()
 def undo(model: ModelPath) -> None:
     """Go back to the model before its last step."""
-    from treering.photos.console import Printer
-    from treering.storage import model_folder as checkpoint
+    from treering.storage import manifest, model_folder
 
-    checkpoint.undo(model)
-    classes = checkpoint.read_manifest(model)["classes"]
-    Printer(console).line(f"{model} knows {len(classes)} classes again: {', '.join(map(str, classes))}")
+    model_folder.undo(model)
+    classes = manifest.read(model)["classes"]
+    Terminal(console).line(f"{model} knows {len(classes)} classes again: {', '.join(map(str, classes))}")
 
 
 @contextlib.contextmanager
@@ -313,6 +329,7 @@ def _usage(error: Any) -> str:
 def main() -> None:
     """Entry point of the `treering` command."""
     allocator.keep()
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # large photos are fine, damaged camera data are too
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # of letters that the terminal's encoding lacks

@@ -1,4 +1,4 @@
-"""What a model makes of images: predictions file by file, and how many of a folder's it gets right."""
+"""What a model says of images: predictions file by file, and how many images of a folder it gets right."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from treering.errors import TreeringError
-from treering.images import folders as images
-from treering.learner import Learner
+from treering.images import folders
+from treering.images.files import read_in_parts
+from treering.model import Model
 from treering.runtime import files
+from treering.words import shown
 
 MOST_NAMES = 250
-"""Classes that are named in a picture of the confusion matrix; of more, every second, every third and so on."""
+"""The most classes that a picture of the confusion matrix names; of more it names every second, third and so on."""
 BATCH = 32
-"""Images decoded and predicted at once."""
+"""The number of images that are decoded and predicted at once."""
 
 
 @dataclass(frozen=True)
@@ -30,32 +33,30 @@ class Prediction:
     error: str | None = None
 
 
-def predictions(learner: Learner, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
-    """The `top` classes of each file, a batch at a time: any number of files takes the same memory."""
-    model = learner.learnt_model()
+def predictions(model: Model, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
+    """Yield the `top` classes of each file, a batch at a time: any number of files takes the same memory."""
     channels, size, _ = model.image_shape
-    names = [str(name) for name in learner.classes_.tolist()]
-
-    with images.decoding() as pool:
-        for start in range(0, len(paths), BATCH):
-            part = paths[start : start + BATCH]
-            decoded = list(pool.map(lambda file: images.read_or_reason(file, size, channels), part))
-            good = [result for result in decoded if not isinstance(result, str)]
-            rows = iter(learner.predict_proba(np.stack(good)) if good else ())
-            for file, result in zip(part, decoded, strict=True):
-                if isinstance(result, str):
-                    yield Prediction(file, [], result)
-                    continue
-                row = next(rows)
-                best = np.argsort(-row, kind="stable")[:top]
-                yield Prediction(file, [(names[index], float(row[index])) for index in best])
+    names = [str(name) for name in model.sorted_classes()]
+    files = iter(paths)
+    for decoded in read_in_parts(paths, size, channels, BATCH):
+        good = [result for result in decoded if not isinstance(result, str)]
+        pixels = torch.from_numpy(np.stack(good)).movedim(-1, 1).contiguous() if good else None
+        rows = iter(()) if pixels is None else iter(model.probabilities(pixels))
+        for result in decoded:
+            file = next(files)
+            if isinstance(result, str):
+                yield Prediction(file, [], result)
+                continue
+            row = next(rows)
+            best = np.argsort(-row, kind="stable")[:top]
+            yield Prediction(file, [(names[index], float(row[index])) for index in best])
 
 
 def files_in(places: Sequence[Path]) -> list[Path]:
-    """Every file that is named, and every file below a folder that is named."""
+    """Return every file that is named, and every file below a folder that is named."""
     found: list[Path] = []
     for place in places:
-        found += images.files_below(place) if files.is_folder(place) else [place]
+        found += folders.files_below(place) if files.is_folder(place) else [place]
     if not found:
         raise TreeringError(f"no files in {', '.join(map(str, places))}: give images, or folders of images")
     return found
@@ -63,14 +64,14 @@ def files_in(places: Sequence[Path]) -> list[Path]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How many images of a folder a model gets right."""
+    """The number of images of a folder that a model gets right."""
 
     classes: list[str]
-    """Of the model, in the order they were learnt."""
+    """The model's classes, in the order they were learnt."""
     confusion: list[list[int]]
-    """Images of each class (row) by the class they are taken for (column)."""
+    """The number of images of each class (row) by the class they are taken for (column)."""
     new_classes: set[str]
-    """Those of the last step."""
+    """The classes that the last step brought."""
     skipped: list[tuple[Path, str]]
 
     @property
@@ -78,25 +79,24 @@ class Evaluation:
         return sum(map(sum, self.confusion))
 
     def accuracy(self, classes: Sequence[str] | None = None) -> float | None:
-        """In percent, over the images of these classes; None if there are none."""
+        """Return the accuracy in percent over the images of these classes; None if there are none."""
         wanted = set(self.classes if classes is None else classes)
         rows = [index for index, name in enumerate(self.classes) if name in wanted]
         total = sum(sum(self.confusion[row]) for row in rows)
         return 100 * sum(self.confusion[row][row] for row in rows) / total if total else None
 
 
-def evaluate(learner: Learner, folder: Path) -> Evaluation:
+def evaluate(model: Model, folder: Path) -> Evaluation:
     """Let the model say what each image of `folder`, laid out as for learning, shows."""
-    model = learner.learnt_model()
     names = [str(name) for name in model.classes]
-    found = images.scan(folder)
+    found = folders.scan(folder)
     skipped = list(found.skipped)
     confusion = np.zeros((len(names), len(names)), int)
     for name, paths in found.classes.items():
         if name not in names:
             skipped.append((paths[0].parent, "the model does not know this class"))
             continue
-        for prediction in predictions(learner, paths, top=1):
+        for prediction in predictions(model, paths, top=1):
             if prediction.error:
                 skipped.append((prediction.file, prediction.error))
             else:
@@ -117,7 +117,7 @@ def require_drawing(picture: Path) -> None:
 
 
 def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
-    """The confusion matrix as a PNG file; classes without images are left out."""
+    """Draw the confusion matrix to a PNG file; classes without images are left out."""
     require_drawing(picture)
     from matplotlib.figure import Figure
 
@@ -148,5 +148,5 @@ def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
 
 
 def _short(name: str) -> str:
-    plain = images.shown(name).replace("$", r"\$")
+    plain = shown(name).replace("$", r"\$")
     return plain if len(plain) <= 24 else plain[:23] + "…"

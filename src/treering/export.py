@@ -16,19 +16,20 @@ from torch import Tensor, nn
 
 from treering.core.network import IncrementalNetwork
 from treering.errors import TreeringError, first_line
-from treering.learner import Learner
 from treering.methods.base import Method
+from treering.model import Model
 from treering.runtime import files
+from treering.session import own_precision
 from treering.version import __version__
 
 TOLERANCE = 1e-4
-"""Largest difference of a probability between the exported model and this one."""
+"""The largest difference of a probability between the exported model and this one."""
 CHECKED = 64
-"""About as many images, exemplars and held-out ones, both are asked about."""
+"""About how many images, exemplars and held-out ones, both models are asked about."""
 
 
 class Deployed(nn.Module):
-    """Pixels 0..255, N x C x H x W at the size of the network's input, to probabilities N x classes."""
+    """Maps pixels 0..255, N x C x H x W at the size of the network's input, to probabilities N x classes."""
 
     columns: Tensor
 
@@ -41,46 +42,32 @@ class Deployed(nn.Module):
         return self.network(images).index_select(1, self.columns).softmax(1)
 
 
-def export(learner: Learner, out: Path) -> float:
+def export(model: Model, out: Path) -> float:
     """Write `out` (.onnx or .pt2) and return the largest difference found when it was checked on the model's images."""
-    model = learner.learnt_model()
     method = model.method
     if type(method).probabilities is not Method.probabilities:
         raise TreeringError(
-            f"a model learnt with {method.recipe.method} cannot be exported: it answers otherwise than by its logits"
+            f"a model learnt with {method.recipe.method} cannot be exported: it does not classify by its logits, and "
+            "export supports logits only"
         )
     if out.suffix not in (".onnx", ".pt2"):
         raise TreeringError(f"{out} must end in .onnx or .pt2")
-    network = copy.deepcopy(method.network).cpu().eval()
     kept = [*method.memory.exemplars.values(), *model.held_out.values()]
     images = [image for part in kept for image in part.cpu()]
     checked = images[:: max(1, len(images) // CHECKED)]  # some of every class
     if not checked:
         raise TreeringError("the model has no images to check the exported file with")
     pixels = method.plain(torch.stack(checked)).float()
-    deployed = Deployed(network, model.sorted_columns()).eval()
-    with torch.no_grad():
-        expected = deployed(pixels).numpy()
-    held, seen = (f"{width} x {height}" for _, height, width in (model.image_shape, pixels.shape[1:]))
-    twice = 2 * model.image_shape[1]  # as `images.read` does
-    resize = f"decode the image (a JPEG after Pillow's draft('RGB', ({twice}, {twice}))), turn it upright (EXIF), "
-    resize += "put it on white where it is transparent, "
-    resize += f"resize the whole of it to {held} as Pillow does with BILINEAR"
-    if seen != held:
-        resize += f", then to {seen} as torch's interpolate does with mode='bilinear', antialias=True, and round"
-    facts = {
-        "classes": json.dumps([str(name) for name in learner.classes_.tolist()]),
-        "input": f"images: float32 N x {' x '.join(map(str, pixels.shape[1:]))}, RGB or grey, pixel values 0..255",
-        "preprocessing": f"{resize}; normalisation is inside",
-        "output": "probabilities: float32 N x classes",
-        "treering": __version__,
-    }
-    try:
-        content, answers = (_onnx if out.suffix == ".onnx" else _pt2)(deployed, pixels, facts)
-    except TreeringError:
-        raise
-    except Exception as error:  # whatever the exporter makes of a network of the user's
-        raise TreeringError(f"torch cannot export this network: {first_line(error)}") from None
+    deployed = Deployed(copy.deepcopy(method.network).cpu().eval(), model.sorted_columns()).eval()
+    with own_precision(torch.device("cpu")):
+        with torch.no_grad():
+            expected = deployed(pixels).numpy()
+        try:
+            content, answers = (_onnx if out.suffix == ".onnx" else _pt2)(deployed, pixels, _facts(model, pixels))
+        except TreeringError:
+            raise
+        except Exception as error:  # the exporter may raise anything for a network of the user's
+            raise TreeringError(f"torch cannot export this network: {first_line(error)}") from None
     difference = float(np.abs(answers - expected).max())
     if not difference <= TOLERANCE:
         raise TreeringError(f"the exported model answers differently (by {difference:.2g}); {out} was not written")
@@ -89,6 +76,24 @@ def export(learner: Learner, out: Path) -> float:
     except OSError as error:
         raise TreeringError(f"cannot write {out}: {error.strerror or error}") from None
     return difference
+
+
+def _facts(model: Model, pixels: Tensor) -> dict[str, str]:
+    """Say what the file's users have to know: the classes, and how an image becomes input."""
+    held, seen = (f"{width} x {height}" for _, height, width in (model.image_shape, pixels.shape[1:]))
+    twice = 2 * model.image_shape[1]  # as image files are read for learning
+    resize = f"decode the image (a JPEG after Pillow's draft('RGB', ({twice}, {twice}))), turn it upright (EXIF), "
+    resize += "put it on white where it is transparent, "
+    resize += f"resize the whole of it to {held} as Pillow does with BILINEAR"
+    if seen != held:
+        resize += f", then to {seen} as torch's interpolate does with mode='bilinear', antialias=True, and round"
+    return {
+        "classes": json.dumps([str(name) for name in model.sorted_classes()]),
+        "input": f"images: float32 N x {' x '.join(map(str, pixels.shape[1:]))}, RGB or grey, pixel values 0..255",
+        "preprocessing": f"{resize}; normalisation is inside",
+        "output": "probabilities: float32 N x classes",
+        "treering": __version__,
+    }
 
 
 def _program(deployed: nn.Module, pixels: Tensor) -> torch.export.ExportedProgram:
@@ -130,5 +135,5 @@ def _pt2(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[by
 
 
 def _in_two_batches(ask: Any, pixels: Tensor) -> np.ndarray:
-    """Answers for batches of two sizes, so that a fixed one would be noticed."""
+    """Ask for batches of two sizes, so that a fixed one would be noticed."""
     return np.concatenate([ask(part) for part in (pixels[:1], pixels[1:]) if len(part)])

@@ -27,9 +27,6 @@ from treering.recipes import ready_names as ready_names
 
 MOST_ORDERS = 10**9
 """The number of class orders: NumPy takes not many more seeds."""
-MOST_AT_ONCE = 10
-"""The most runs that a GPU trains together. Each takes up to three of torch's 32 streams: two runs with a stream in
-common would wait for each other, or their captured updates would share a workspace."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -164,25 +161,19 @@ class Budget(Settings):
         _require(0 <= self.held_out < 1, f"held_out must be at least 0 and below 1, not {self.held_out}")
 
     def quota(self, classes: int) -> int:
-        """Exemplars per class with `classes` classes in memory: n = floor(K / c) [3.1], never more than K in all."""
+        """Return how many exemplars each of so many classes keeps: n = floor(K / c) [3.1], never more than K in all."""
         return self._images_per_class(classes) - self.held_out_quota(classes)
 
     def held_out_quota(self, classes: int) -> int:
-        """Images per class that only measure the accuracy."""
-        if self.kind == "per-step":
-            return 0
-        return int(self._images_per_class(classes) * self.held_out)
+        """Return how many images of each class only measure the accuracy."""
+        return 0 if self.kind == "per-step" else int(self._images_per_class(classes) * self.held_out)
 
     def _images_per_class(self, classes: int) -> int:
-        if self.kind == "per-step":
-            raise TreeringError("only GEM keeps exemplars per step: set memory.kind to total or per-class")
-        if self.kind == "per-class":
-            return self.size
-        if self.size < classes:
+        if self.kind == "total" and self.size < classes:
             raise TreeringError(
                 f"a memory of {self.size} images cannot hold {classes} classes: set memory to at least {classes}"
             )
-        return self.size // classes
+        return self.size // classes if self.kind == "total" else self.size
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,9 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """He et al. 2015, without its classification layer."""
+    """The network of He et al. 2015, without its classification layer."""
+
+    prefers_channels_last = True
 
     def __init__(
         self, stem: nn.Module, widths: list[int], blocks: int, projection: bool, last_relu: bool = True
@@ -102,6 +104,7 @@ def small(channels: int) -> nn.Module:
 class Pretrained(nn.Module):
     """A network from elsewhere, for pixels 0..1 less `pixel_mean`: the rest of what its weights expect is in here."""
 
+    prefers_channels_last = True
     deviation: Tensor
 
     def __init__(self, network: nn.Module, mean: Sequence[float], deviation: Sequence[float]) -> None:

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from treering.core.engine import Engine
+
 BATCH_IMAGES = {"cpu": 512, "cuda": 4096}
-"""Of 32 x 32 pixels, predicted at once: bounds the memory, and on a GPU the share of launching."""
+"""How many images of 32 x 32 pixels are predicted at once: few bound the memory, many cost a GPU fewer launches."""
 SPARE_LOGIT = -1e4
-"""Logit of a spare column: its softmax is exactly 0, and unlike infinity it makes no NaN."""
+"""The logit of a spare column: its softmax is exactly 0, and unlike infinity it makes no NaN."""
 
 
 class IncrementalNetwork(nn.Module):
@@ -25,18 +27,24 @@ class IncrementalNetwork(nn.Module):
     mean_image: Tensor
     head_of_class: Tensor
 
-    def __init__(self, features: nn.Module, feature_size: int, mean_image: Tensor, pixel_scale: float) -> None:
+    def __init__(
+        self,
+        features: nn.Module,
+        feature_size: int,
+        mean_image: Tensor,
+        pixel_scale: float,
+        engine: Engine | None = None,
+        draws: bool = False,
+        spare_outputs: bool = False,
+    ) -> None:
         super().__init__()
         self.features = features
         self.feature_size = feature_size
         self.pixel_scale = pixel_scale
-        self.mixed_precision = False
-        """Train the features in bfloat16 (on a GPU). Heads, losses and predictions stay in float32."""
-        self.kernels = False
-        """Train by the kernels of `fused`, as far as they go."""
-        self.draws = False
-        """Whether the features draw from torch's own generators, as dropout does."""
-        self.spare_outputs = False
+        self.engine = engine or Engine()
+        self.draws = draws
+        """Whether the features draw from torch's own generators while they train, as dropout does."""
+        self.spare_outputs = spare_outputs
         """Whether spare columns are outputs that learn like the others; else their logit is `SPARE_LOGIT`."""
         self.head_sizes: list[int] = []
         self.weight = nn.Parameter(torch.empty(0, feature_size))
@@ -46,12 +54,12 @@ class IncrementalNetwork(nn.Module):
 
     @property
     def classes(self) -> int:
-        """Classes learnt so far; the columns beyond are spare."""
+        """The number of classes learnt so far; the columns beyond are spare."""
         return sum(self.head_sizes)
 
     @property
     def columns(self) -> int:
-        """Columns of the logits, spare ones included."""
+        """The number of columns of the logits, spare ones included."""
         return len(self.bias)
 
     @property
@@ -64,7 +72,7 @@ class IncrementalNetwork(nn.Module):
             self.resize(columns)
 
     def resize(self, columns: int) -> None:
-        """Have exactly this many columns; the last go, or spare ones come."""
+        """Have exactly this many columns: drop the last ones, or append spare ones."""
         extra = columns - self.columns
         if extra:
             self.weight = nn.Parameter(F.pad(self.weight.detach(), (0, 0, 0, extra)))
@@ -72,7 +80,7 @@ class IncrementalNetwork(nn.Module):
             self.head_of_class = self._segments()
 
     def add_head(self, size: int, generator: torch.Generator) -> None:
-        """A fresh linear layer for `size` new classes; the feature extractor and the old heads stay as they are."""
+        """Add a fresh linear layer for `size` new classes; the feature extractor and the old heads stay as they are."""
         fresh = slice(self.classes, self.classes + size)
         if self.spare_outputs:  # all are drawn with the first head; those that come later have learnt since
             fresh = slice(self.columns if self.classes else 0, None)
@@ -85,13 +93,13 @@ class IncrementalNetwork(nn.Module):
             self.bias[fresh].zero_()
 
     def _segments(self) -> Tensor:
-        """The head of each column; spare columns form a segment of their own, whose number is that of all columns."""
+        """Number the head of each column; spare columns form one more segment, numbered by the count of all columns."""
         spare = max(self.columns - self.classes, 0)
         heads = torch.arange(len(self.head_sizes)).repeat_interleave(torch.tensor(self.head_sizes, dtype=torch.long))
         return torch.cat([heads[: self.columns], torch.full((spare,), self.columns)]).to(self.device)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Pixels divided by `pixel_scale`, less the mean image [5]."""
+        """Divide the pixels by `pixel_scale` and subtract the mean image [5]."""
         normalised = images.to(self.mean_image.dtype) / self.pixel_scale - self.mean_image
         # Row by row, channel by channel: the strides of a single channel may say anything, and a convolution that takes
         # them for another memory format rounds otherwise.
@@ -101,24 +109,24 @@ class IncrementalNetwork(nn.Module):
         return self.logits(self.extract(images))
 
     def extract(self, images: Tensor) -> Tensor:
-        """Features N x D."""
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.mixed_precision and self.training):
+        """Map images to features N x D."""
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.engine.mixed_precision and self.training):
             features_ND = self.features(self.normalise(images))
         return features_ND.to(self.mean_image.dtype)  # not that of the heads: compiled code would depend on their shape
 
     def logits(self, features_ND: Tensor) -> Tensor:
-        """N x columns, spare ones included."""
+        """Map features to logits N x columns, spare ones included."""
         logits_NC = F.linear(features_ND, self.weight, self.bias)
         if self.spare_outputs:
             return logits_NC
         return logits_NC.masked_fill(self.head_of_class == self.columns, SPARE_LOGIT)
 
     def predict_features(self, images: Tensor) -> Tensor:
-        """Features N x D in evaluation mode."""
+        """Map images to features N x D in evaluation mode."""
         return self._in_batches(images, self.extract)
 
     def predict_logits(self, images: Tensor) -> Tensor:
-        """Logits of the classes learnt so far, in evaluation mode."""
+        """Map images to the logits of the classes learnt so far, in evaluation mode."""
         return self._in_batches(images, lambda part: self(part)[:, : self.classes])
 
     @torch.no_grad()
@@ -133,7 +141,7 @@ class IncrementalNetwork(nn.Module):
             self.train(training)
 
     def tensors(self) -> dict[str, Tensor]:
-        """A copy of every weight and statistic that was learnt; `load_tensors` takes it back."""
+        """Copy every weight and statistic that was learnt; `load_tensors` takes them back."""
         return {name: tensor.detach().clone() for name, tensor in self._learnt().items()}
 
     def _learnt(self) -> dict[str, Tensor]:
@@ -142,7 +150,7 @@ class IncrementalNetwork(nn.Module):
         return state | {name: state[name][:learnt] for name in ("weight", "bias")}
 
     def unsaved(self) -> dict[str, Tensor]:
-        """A copy of the buffers that `tensors` leaves out: those of a user's module that go when it is saved."""
+        """Copy the buffers that `tensors` leaves out, because a user's module does not save them."""
         return {name: part.clone() for name, part in self._unsaved()}
 
     def load_unsaved(self, unsaved: Mapping[str, Tensor]) -> None:
@@ -162,10 +170,6 @@ class IncrementalNetwork(nn.Module):
         self.reserve(max(self.classes, given))
         self.head_of_class.copy_(self._segments())
         own = self._learnt()
-        if self.classes <= given < self.columns:  # saved with fewer outputs of classes to come
-            for name in ("weight", "bias"):
-                own[name][given:].zero_()
-                own[name] = own[name][:given]
         different = own.keys() ^ tensors.keys() or {name for name in own if own[name].shape != tensors[name].shape}
         if different:
             raise ValueError(f"{min(different)} differs")

@@ -52,7 +52,7 @@ class SGD:
         ]
         self.group_of_element = torch.cat([_padded(group) for group in groups]).to(self.values.device)
         self._update = None
-        if network.kernels:
+        if network.engine.kernels:
             self._update = fused.Update(self.group_of_element, len(self.decayed), network.head_of_class)
 
     def start_epoch(self, lr: float, epoch: int, batch_size: int) -> None:
@@ -66,7 +66,7 @@ class SGD:
     def step(self, gradient: Tensor) -> None:
         """One update from the flat mean gradient of a batch, which it may overwrite."""
         noise = torch.empty_like(gradient).normal_(generator=self.generator) if self.settings.noise_eta else None
-        if self._update and self.network.kernels:  # which may have failed since
+        if self._update and self.network.engine.kernels:  # which may have failed since
             self._update(self.values, self.momentum, gradient, noise, self.lr, self.noise_deviation, self.settings)
             return
         if noise is not None:

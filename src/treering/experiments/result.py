@@ -1,18 +1,33 @@
-"""Result files: how a run's are called."""
+"""Result files: their names, and whether a run has one already. Neither needs the data or a network."""
 
 from __future__ import annotations
 
+import functools
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from treering import methods
+from treering.errors import TreeringError
 from treering.recipe import Recipe
+from treering.runtime import files
+
+logger = logging.getLogger(__name__)
+
+Result = dict[str, Any]
 
 
 def method_label(recipe: Recipe) -> str:
-    """The method's name in results."""
+    """Return the method's name in results."""
     return methods.find(recipe.method).label(recipe)
 
 
 def run_name(recipe: Recipe, method: str | None = None) -> str:
-    """The name of a run's files; `method` names another readout of it."""
+    """Return the name of a run's files; `method` names another readout of it."""
     sizes = recipe.run.classes_per_step
     steps = str(sizes) if isinstance(sizes, int) else "+".join(map(str, sizes))
     memory = f"{recipe.memory.kind}{recipe.memory.size}-{recipe.memory.selection}"
@@ -20,3 +35,78 @@ def run_name(recipe: Recipe, method: str | None = None) -> str:
         memory = "no-memory"
     label = method or method_label(recipe)
     return f"{recipe.run.dataset}-{steps}-{label}-{memory}-order{recipe.run.order}-seed{recipe.run.seed}"
+
+
+def files_of(recipe: Recipe, results: Path) -> dict[str, Path]:
+    """Return the result file of each readout by its method's name, the method's own first."""
+    labels = [method_label(recipe), *methods.find(recipe.method).further_readouts]
+    return {label: results / f"{run_name(recipe, label)}.json" for label in labels}
+
+
+def finished(recipe: Recipe, results: Path, data: Mapping[str, Any] | None = None) -> Result | None:
+    """Return the method's own result, if the run is done already.
+
+    Raise where a file of its name holds a run with other settings or, if `data` tells the images, on other images.
+    """
+    every = files_of(recipe, results)
+    found = {label: _own(file, recipe, data or {}) for label, file in every.items() if file.exists()}
+    own, *_ = every
+    missing = next((file for label, file in every.items() if label not in found), None)
+    if own in found and missing:
+        logger.warning("%s is gone: to have it made again, remove %s too", missing, every[own])
+    return found.get(own)
+
+
+def _own(file: Path, recipe: Recipe, data: Mapping[str, Any]) -> Result:
+    try:
+        result: Result = json.loads(file.read_bytes())
+        made_by = Recipe.from_dict(result["recipe"])  # settings newer than the result have their defaults
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise TreeringError(f"{file} is not a result: remove it, or choose another folder") from None
+    if made_by != recipe:
+        raise TreeringError(f"{file} holds a run with other settings: choose another results folder")
+    if is_of_other_images(result, data):
+        raise TreeringError(f"{file} holds a run on other images: choose another results folder")
+    return result
+
+
+def is_of_other_images(facts: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
+    """Return whether `facts` are of a run on other images than `data` tells; a fact that was not written counts not."""
+    return any(facts.get(fact, wanted) != wanted for fact, wanted in data.items())
+
+
+def write(file: Path, result: Result) -> None:
+    """Write a result, a line for each of its keys."""
+    lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
+    write_bytes(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def write_bytes(file: Path, content: bytes) -> None:
+    """Write into a folder that somebody may have removed while the run trained."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    files.write(file, content)
+
+
+def current_commit() -> str:
+    """Return the commit of the code that runs: TREERING_COMMIT where it is set, else that of its git checkout.
+
+    A "+" follows where files of the package have been changed since; the commit of an installed package is "unknown",
+    even below another project.
+    """
+    return os.environ.get("TREERING_COMMIT") or _commit_of(Path(__file__).parents[1])
+
+
+@functools.cache  # of the code as it was loaded, whatever is committed later
+def _commit_of(package: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

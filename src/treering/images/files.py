@@ -47,14 +47,9 @@ READERS: dict[bytes, type[ImageFile]] = {
 """How a file begins -> the class that reads it."""
 
 
-def decoding() -> ThreadPoolExecutor:
-    """Return threads to read images in, because decoding does not hold the interpreter's lock."""
-    return ThreadPoolExecutor(WORKERS)
-
-
 def read_in_parts(paths: Sequence[Path], size: int, channels: int, at_once: int) -> Iterator[list[np.ndarray | str]]:
-    """Yield what `read` gives for each path, `at_once` of them in a list."""
-    with decoding() as pool:
+    """Yield what `read` gives for each path, `at_once` of them in a list; threads read at the same time."""
+    with ThreadPoolExecutor(WORKERS) as pool:
         for start in range(0, len(paths), at_once):
             yield list(pool.map(lambda path: read(path, size, channels), paths[start : start + at_once]))
 

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 
 from treering.errors import TreeringError
-from treering.images.files import decoding as decoding
-from treering.images.files import read as read
 from treering.images.files import read_in_parts
 from treering.runtime import files
 from treering.runtime.pixels import PixelFile, StoredImages
@@ -27,8 +25,6 @@ LOOPS_BACK = "a link back to a folder already read"
 IS_MODEL = "a model, not a class"
 TEST_FOLDERS = ("val", "test", "validation")
 """What people call the folder of test images beside the one called train."""
-CLUTTER = ("Thumbs.db", "desktop.ini")
-"""Files that systems leave in folders; they and hidden files are left out without a word."""
 
 
 @dataclass
@@ -57,7 +53,7 @@ def scan(folder: Path) -> ImageFolder:
     found, loose = ImageFolder(), []
     for path in places:
         if not files.is_folder(path):
-            loose += [] if is_clutter(path.name) else [path]
+            loose += [] if files.is_clutter(path.name) else [path]
         elif path.name.startswith("."):
             found.skipped.append((path, "hidden folder"))
         elif is_model(path):
@@ -123,12 +119,7 @@ def _files(folder: Path, skipped: list[tuple[Path, str]], inside: Path | None = 
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place, name) for name in names if not is_clutter(name))
-
-
-def is_clutter(name: str) -> bool:
-    """Return whether a file was put there by the system and is no business of the user's."""
-    return name.startswith(".") or name in CLUTTER
+        yield from (Path(place, name) for name in names if not files.is_clutter(name))
 
 
 @dataclass
@@ -178,21 +169,3 @@ def warn_of(skipped: Iterable[tuple[Path, str]]) -> None:
     """Log a warning for each thing that was left out."""
     for path, reason in skipped:
         logger.warning("%s is left out: %s", path, reason)
-
-
-def load_with_warnings(found: ImageFolder, size: int, channels: int = 3, place: Path | None = None) -> LoadedFolder:
-    """Load a folder and log what was left out."""
-    loaded = load(found, size, channels, place)
-    warn_of(loaded.skipped)
-    return loaded
-
-
-def read_or_reason(path: Path, size: int, channels: int = 3) -> np.ndarray | str:
-    """Return what `read` returns."""
-    return read(path, size, channels)
-
-
-def shown(name: str | Path) -> str:
-    """Return a name as it can be printed in one line, whatever bytes it has."""
-    text = str(name).encode("utf-8", "replace").decode()
-    return "".join(letter if letter >= " " and letter != "\x7f" else " " for letter in text)

@@ -1,15 +1,14 @@
-"""Ways to learn a step: one file each over the shared training loop, one line each in `METHODS`."""
+"""Ways to learn a step: each in a file of its own over the shared training loop, with one line in `METHODS`."""
 
 from __future__ import annotations
-
-import re
 
 import torch
 from torch import Tensor, nn
 
 from treering.core import backbones
+from treering.core.engine import Engine
 from treering.core.network import IncrementalNetwork
-from treering.errors import TreeringError, look_up
+from treering.errors import look_up
 from treering.methods.base import Method
 from treering.methods.eeil import EEIL
 from treering.methods.finetune import FineTuning
@@ -28,40 +27,24 @@ METHODS: dict[str, type[Method]] = {
     "joint": Joint,
 }
 
-__all__ = ["EEIL", "GEM", "METHODS", "FineTuning", "ICaRL", "Joint", "LwFMC", "Method", "create", "find", "find_device"]
+__all__ = ["EEIL", "GEM", "METHODS", "FineTuning", "ICaRL", "Joint", "LwFMC", "Method", "create", "find"]
 
 
 def find(name: str) -> type[Method]:
-    """The method of this name."""
+    """Return the method of this name."""
     return look_up(METHODS, name, "method")
 
 
-def create(recipe: Recipe, features: nn.Module, mean_image: Tensor, seed: int, device: torch.device) -> Method:
-    """The recipe's method over a network that has this feature extractor and no heads yet."""
+def create(
+    recipe: Recipe, features: nn.Module, mean_image: Tensor, seed: int, device: torch.device, compiles: bool = True
+) -> Method:
+    """Make the recipe's method over a network that has this feature extractor and no heads yet."""
     chosen = find(recipe.method)
     chosen.check(recipe)
     size, draws = backbones.probe(features, mean_image.shape)
-    network = IncrementalNetwork(features, size, mean_image, recipe.pixel_scale).to(device)
-    network.draws = draws
+    engine = Engine.named(recipe.engine, device, compiles and chosen.compiles)
+    network = IncrementalNetwork(
+        features, size, mean_image, recipe.pixel_scale, engine, draws, chosen.spare_outputs
+    ).to(device)
+    engine.arrange(network, features)
     return chosen(recipe, network, torch.Generator(device).manual_seed(seed))
-
-
-def find_device(name: str) -> torch.device:
-    """The device of this name; "auto" is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError("it has no GPU")
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError("treering has never been run on one")
-        torch.Generator(device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = re.split(r"[.\n]", str(error))[0]
-        raise TreeringError(f"device {name!r} cannot be used here ({reason}): choose auto, cpu or cuda") from None
-    if device.type == "cuda" and device.index:
-        raise TreeringError(
-            f"device {name!r}: treering trains on the first GPU; CUDA_VISIBLE_DEVICES chooses which that is"
-        )
-    return device

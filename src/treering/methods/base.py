@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treering.core import augment, fused, losses, selection
-from treering.core.backbones import Pretrained, ResNet
+from treering.core import augment, losses, selection
 from treering.core.memory import Memory
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import DIVERGED, Trainer, TrainingSet, batch_plan, restore_generator
+from treering.core.trainer import DIVERGED, Trainer, batch_plan, restore_generator
+from treering.core.update import Constraint, TrainingSet
 from treering.errors import TreeringError
-from treering.recipe import Recipe, Schedule
+from treering.methods.plan import Counts, StagePlan
+from treering.recipe import Recipe
 from treering.runtime import pixels
 from treering.runtime.pixels import Images
 
@@ -30,57 +31,60 @@ class Step:
     images: Images
     """N x C x H x W, uint8."""
     labels: Tensor
-    """N columns; the new classes follow the known ones."""
+    """The column of each image; those of new classes follow the known ones."""
     new_classes: int
 
     def by_class(self) -> dict[int, Images]:
-        """The images of each class that is in the step."""
+        """Return the images of each class that is in the step."""
         return {int(label): self.images[self.labels == label] for label in self.labels.unique()}
 
 
 @dataclass(frozen=True)
-class StagePlan:
-    """What a stage is going to take."""
+class Snapshot:
+    """Everything that a step changes."""
 
-    images: int
-    """Training images, augmented."""
-    image_passes: int
-
-    @classmethod
-    def of(cls, images: int, schedule: Schedule, recipe: Recipe) -> StagePlan:
-        """The plan of a stage that trains on `images`, before augmentation."""
-        count = images * augment.copies(recipe.augmentation)
-        batch_size, batches = batch_plan(count, recipe.optimizer)
-        return cls(count, batch_size * batches * schedule.epochs)
+    head_sizes: list[int]
+    tensors: dict[str, Tensor]
+    """The network's weights and statistics."""
+    columns: int
+    unsaved: dict[str, Tensor]
+    """The network's buffers that are not saved with it."""
+    exemplars: dict[int, Tensor]
+    generator: Tensor
+    recipe: Recipe
 
 
 class Method(ABC):
-    """A way to learn a step. Subclasses define `learn_step`, its `loss` and, if it has other stages, `plan_step`."""
+    """A way to learn a step. A subclass defines `learn_step`, its `loss` and, if it has other stages, `plan_step`."""
 
     keeps_memory = True
     """Whether the method stores exemplars within the recipe's budget."""
     keeps_everything = False
     """Whether it stores every image, whatever the budget."""
+    budget_kinds: Sequence[str] = ("total", "per-class")
+    """The kinds of budget that it can keep."""
+    spare_outputs = False
+    """Whether its network has outputs for later classes, which learn from the start."""
+    compiles = True
+    """Whether compiling its feature extractor pays, where no kernel serves."""
     further_readouts: Mapping[str, str] = {}
     """Further methods that are this one's training read out in another way: name -> what serves as `probabilities`."""
 
-    def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        network: IncrementalNetwork,
+        generator: torch.Generator,
+        constraint: Constraint | None = None,
+    ) -> None:
         self.recipe = recipe
         self.network = network
         self.generator = generator
         self.memory = Memory()
-        fast = recipe.engine == "fast" and generator.device.type == "cuda"
-        network.mixed_precision = fast
-        network.kernels = fast and fused.available()
-        channels_last = fast or isinstance(network.features, Pretrained | ResNet)  # on a CPU faster for these alone
-        memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        for part in (*network.parameters(), *network.buffers()):
-            if part.ndim == 4:  # channels_last is a format of these alone
-                part.data = part.detach().contiguous(memory_format=memory_format)
-        self.trainer = Trainer(network, self.loss, recipe.optimizer, generator, captured=fast)
+        self.trainer = Trainer(network, self.loss, recipe.optimizer, generator, constraint)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The generator as bytes: torch pickles a tensor, which is gone before a new process could read it."""
+        """Give the generator as bytes: torch pickles a tensor, which is gone before a new process could read it."""
         state = bytes(self.generator.get_state().numpy())
         return self.__dict__ | {"generator": (str(self.generator.device), state)}
 
@@ -93,20 +97,23 @@ class Method(ABC):
 
     @classmethod
     def label(cls, recipe: Recipe) -> str:
-        """The method's name in results."""
+        """Return the method's name in results."""
         return recipe.method
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Raise if the method cannot work with the recipe's settings."""
-        if cls.keeps_memory:
-            recipe.memory.quota(1)
+        if cls.keeps_memory and recipe.memory.kind not in cls.budget_kinds:
+            kinds = " or ".join(cls.budget_kinds)
+            raise TreeringError(
+                f"{recipe.method} cannot keep exemplars {recipe.memory.kind}: set memory.kind to {kinds}"
+            )
 
     def start_from(self, build: Callable[[], nn.Module]) -> None:  # noqa: B027  # most need not know
-        """Told when a model is loaded: `build` makes the feature extractor as it was before the first step."""
+        """Learn, when a model is loaded, how to make the feature extractor as it was before the first step."""
 
     def prepare(self, images: int) -> None:
-        """Compile and capture once, with room for stages of so many training images, where the device does."""
+        """Compile and capture once, with room for stages of so many training images, where the engine does."""
         self.trainer.prepare(images, self.network.mean_image.shape)
 
     @abstractmethod
@@ -115,20 +122,25 @@ class Method(ABC):
 
     @abstractmethod
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
-        """The loss of a batch; part of the captured update, so it may not depend on anything that changes."""
+        """Return the loss of a batch. It is part of the captured update, so it may depend on nothing that changes."""
+
+    # What a step takes
 
     @classmethod
-    def plan_step(cls, recipe: Recipe, step: Mapping[Any, int], memory: Mapping[Any, int]) -> list[StagePlan]:
-        """The stages of a step, given how many images each of its classes and each class in memory has."""
+    def plan(cls, recipe: Recipe, steps: Sequence[Counts]) -> list[list[StagePlan]]:
+        """Plan the stages of each step of a stream in which every class is new."""
+        cls.check(recipe)
+        before = cls.memory_before(recipe, steps)
+        return [cls.plan_step(recipe, step, memory) for step, memory in zip(steps, before, strict=True)]
+
+    @classmethod
+    def plan_step(cls, recipe: Recipe, step: Counts, memory: Counts) -> list[StagePlan]:
+        """Plan the stages of a step, given how many images each of its classes and each class in memory has."""
         return [StagePlan.of(sum(step.values()) + sum(memory.values()), recipe.training, recipe)]
 
-    def replayed(self, recipe: Recipe) -> dict[Any, int]:
-        """The images of each class in memory, for `plan_step`."""
-        return {label: len(images) for label, images in self.memory.exemplars.items()}
-
     @classmethod
-    def memory_before(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[dict[Any, int]]:
-        """The images of each class in memory before each step of a stream of new classes."""
+    def memory_before(cls, recipe: Recipe, steps: Sequence[Counts]) -> list[dict[Any, int]]:
+        """Count the images of each class in memory before each step of a stream of new classes."""
         memory: list[dict[Any, int]] = [{}]
         if not cls.keeps_memory:
             return memory * len(steps)
@@ -139,14 +151,14 @@ class Method(ABC):
             memory.append({label: min(images, quota) for label, images in known.items()})
         return memory
 
-    @classmethod
-    def plan(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[list[StagePlan]]:
-        """The stages of each step of a stream of new classes; `steps` holds the images of each class of each step."""
-        before = cls.memory_before(recipe, steps)
-        return [cls.plan_step(recipe, step, memory) for step, memory in zip(steps, before, strict=True)]
+    def replayed(self, recipe: Recipe) -> dict[Any, int]:
+        """Count the images of each class in memory, for `plan_step`."""
+        return {label: len(images) for label, images in self.memory.exemplars.items()}
+
+    # Training sets
 
     def with_exemplars(self, step: Step) -> tuple[Images, Tensor]:
-        """The step's images and every exemplar in memory, and their labels."""
+        """Return the step's images and every exemplar in memory, and their labels."""
         if not self.memory.exemplars:
             return step.images, step.labels
         images, labels = self.memory.contents()
@@ -157,17 +169,24 @@ class Method(ABC):
     ) -> TrainingSet | Callable[[], Iterator[TrainingSet]]:
         """Augment, then label: the network as it is now gives soft targets for the first `distilled_classes` columns.
 
-        Where the recipe's augmentation is drawn anew for each epoch, a function that does so, part by part.
+        Where the recipe's augmentation is drawn anew for each epoch, return a function that does so, part by part.
         """
         if not augment.drawn_each_epoch(self.recipe.augmentation):
-            return self._augmented_set(images, labels, self.network, distilled_classes)
+            return self.augmented(images, labels, self._soft_targets(self.network, distilled_classes))
         teacher = copy.deepcopy(self.network) if distilled_classes else self.network
-        return functools.partial(self._draw, images, labels, teacher, distilled_classes)
+        return functools.partial(self._draw, images, labels, self._soft_targets(teacher, distilled_classes))
+
+    def augmented(self, images: Images, labels: Tensor, targets_of: Callable[[Tensor, Tensor], Tensor]) -> TrainingSet:
+        """Return augmented images, their labels, and the targets that a function gives for both."""
+        inside = pixels.tensor(images).to(self.network.device)
+        augmented = augment.augmented(inside, self.recipe.augmentation, self.generator)
+        repeated = labels.repeat(augment.copies(self.recipe.augmentation))
+        return TrainingSet(augmented, repeated, targets_of(augmented, repeated))
 
     def _draw(
-        self, images: Images, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
+        self, images: Images, labels: Tensor, targets_of: Callable[[Tensor, Tensor], Tensor]
     ) -> Iterator[TrainingSet]:
-        """An epoch's training set in random parts of whole batches, none too large for the memory."""
+        """Yield an epoch's training set in random parts of whole batches, none too large for the memory."""
         order = torch.randperm(len(images), generator=self.generator, device=self.generator.device)
         batch_size, _ = batch_plan(len(images), self.recipe.optimizer)
         fitting = augment.CHUNK_VALUES // images.shape[1:].numel()
@@ -175,46 +194,39 @@ class Method(ABC):
         if len(order) > part:  # the last part may be a few images, which could not fill up their batch
             order = torch.cat([order, order[: -len(order) % batch_size]])
         for rows in order.split(part):
-            yield self._augmented_set(images[rows], labels[rows], teacher, distilled_classes)
+            yield self.augmented(images[rows], labels[rows], targets_of)
 
-    def _augmented_set(
-        self, images: Images, labels: Tensor, teacher: IncrementalNetwork, distilled_classes: int
-    ) -> TrainingSet:
-        inside = pixels.tensor(images).to(self.network.device)
-        augmented = augment.augmented(inside, self.recipe.augmentation, self.generator)
-        targets = torch.zeros(len(augmented), self.network.columns, device=augmented.device)
-        if distilled_classes:
-            heads = teacher.head_of_class[: teacher.classes]
-            soft = losses.soft_targets(teacher.predict_logits(augmented), heads, self.recipe.temperature)
-            targets[:, :distilled_classes] = soft[:, :distilled_classes]
-        return TrainingSet(augmented, labels.repeat(augment.copies(self.recipe.augmentation)), targets)
+    def _soft_targets(self, teacher: IncrementalNetwork, classes: int) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return a function that labels images by the teacher's first `classes` columns, and by zeros elsewhere."""
+
+        def targets_of(images: Tensor, labels: Tensor) -> Tensor:
+            targets = torch.zeros(len(images), self.network.columns, device=images.device)
+            if classes:
+                heads = teacher.head_of_class[: teacher.classes]
+                soft = losses.soft_targets(teacher.predict_logits(images), heads, self.recipe.temperature)
+                targets[:, :classes] = soft[:, :classes]
+            return targets
+
+        return targets_of
+
+    # Answers
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """N x classes: softmax over the logits of all heads."""
+        """Return N x classes: the softmax over the logits of all heads."""
         return self.network.predict_logits(self.plain(images)).softmax(1)
 
     def plain(self, images: Tensor) -> Tensor:
-        """`images` as the network sees them outside training."""
+        """Return `images` as the network sees them outside training."""
         return augment.plain(images, self.recipe.augmentation)
 
-    def features(self, images: Images) -> Tensor:
-        """N x D, of images as the network sees them outside training."""
-        size = augment.CHUNK if isinstance(images, Tensor) else 4 * augment.PHOTOS
-        return torch.cat([self.network.predict_features(self.plain(part)) for part in images.split(size)])
+    # The memory
 
-    def rank(self, candidates: dict[int, Images], count: int) -> dict[int, Tensor]:
-        """The `count` best images of each class by the recipe's selection rule, best first [3.1]."""
-        features = [self.features(images) for images in candidates.values()]
-        if features and not torch.cat(features).isfinite().all():
-            raise TreeringError(DIVERGED)
-        rankings = selection.rank(features, count, selection.RULES[self.recipe.memory.selection], self.generator)
-        return {
-            label: pixels.tensor(candidates[label][ranking]).to(self.network.device)
-            for label, ranking in zip(candidates, rankings, strict=True)
-        }
+    def require_room(self, step: Step) -> None:
+        """Raise if the budget has not even one exemplar for each class."""
+        self.recipe.memory.quota(self.network.classes + step.new_classes)
 
     def candidates(self, step: Step) -> dict[int, Images]:
-        """For each class of the step the images its exemplars are chosen from: a known class's exemplars join in."""
+        """Return the images that each class of the step chooses exemplars from; a known class's exemplars join in."""
         candidates = step.by_class()
         for label in candidates.keys() & self.memory.exemplars.keys():
             exemplars = self.memory.exemplars[label]
@@ -223,14 +235,21 @@ class Method(ABC):
             candidates[label] = pixels.join([exemplars, candidates[label][fresh.to(exemplars.device)]])
         return candidates
 
-    def require_room(self, step: Step) -> None:
-        """Raise if the budget has not even one exemplar for each class."""
-        self.recipe.memory.quota(self.network.classes + step.new_classes)
+    def rank(self, candidates: dict[int, Images], count: int) -> dict[int, Tensor]:
+        """Return the `count` best images of each class by the recipe's selection rule, best first [3.1]."""
+        features = [self._features(images) for images in candidates.values()]
+        if features and not torch.cat(features).isfinite().all():
+            raise TreeringError(DIVERGED)
+        rankings = selection.rank(features, count, selection.RULES[self.recipe.memory.selection], self.generator)
+        return {
+            label: pixels.tensor(candidates[label][ranking]).to(self.network.device)
+            for label, ranking in zip(candidates, rankings, strict=True)
+        }
 
-    def resize_memory(self, size: int) -> None:
-        """Set another size of the budget; images that were removed before do not come back."""
-        if size != self.recipe.memory.size:
-            self.recipe = replace(self.recipe, memory=replace(self.recipe.memory, size=size))
+    def _features(self, images: Images) -> Tensor:
+        """Return N x D, the features of images as the network sees them outside training."""
+        size = augment.CHUNK if isinstance(images, Tensor) else 4 * augment.PHOTOS
+        return torch.cat([self.network.predict_features(self.plain(part)) for part in images.split(size)])
 
     def update_memory(self, candidates: dict[int, Images]) -> None:
         """Shrink the classes in memory from the end, then store the best of the step's classes [3.1]."""
@@ -239,23 +258,30 @@ class Method(ABC):
         for label, ranked in self.rank(candidates, quota).items():
             self.memory.store(label, ranked)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Everything a step changes, to be given back to `restore`."""
-        return {
-            "head_sizes": list(self.network.head_sizes),
-            "tensors": self.network.tensors(),
-            "columns": self.network.columns,
-            "unsaved": self.network.unsaved(),
-            "exemplars": dict(self.memory.exemplars),
-            "generator": self.generator.get_state(),
-            "recipe": self.recipe,
-        }
+    def resize_memory(self, size: int) -> None:
+        """Set another size of the budget; images that were removed before do not come back."""
+        if size != self.recipe.memory.size:
+            self.recipe = replace(self.recipe, memory=replace(self.recipe.memory, size=size))
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    # Going back
+
+    def snapshot(self) -> Snapshot:
+        """Copy everything that a step changes, to be given back to `restore`."""
+        return Snapshot(
+            list(self.network.head_sizes),
+            self.network.tensors(),
+            self.network.columns,
+            self.network.unsaved(),
+            dict(self.memory.exemplars),
+            self.generator.get_state(),
+            self.recipe,
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
         """Go back to `snapshot`."""
-        self.network.resize(snapshot["columns"])
-        self.network.load_tensors(snapshot["head_sizes"], snapshot["tensors"])
-        self.memory.exemplars = dict(snapshot["exemplars"])
-        self.recipe = snapshot["recipe"]
-        restore_generator(self.generator, snapshot["generator"])
-        self.network.load_unsaved(snapshot["unsaved"])
+        self.network.resize(snapshot.columns)
+        self.network.load_tensors(snapshot.head_sizes, snapshot.tensors)
+        self.memory.exemplars = dict(snapshot.exemplars)
+        self.recipe = snapshot.recipe
+        restore_generator(self.generator, snapshot.generator)
+        self.network.load_unsaved(snapshot.unsaved)

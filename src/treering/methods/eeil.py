@@ -8,21 +8,20 @@ The ablations of table 2b are settings of the recipe: `augmentation.kind = "none
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
 from treering.core import fused, losses
 from treering.core.memory import together
-from treering.methods.base import Method, StagePlan, Step
+from treering.methods.base import Method, Step
+from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
 
 class EEIL(Method):
-    """Cross-distilled loss over all heads, balanced fine-tuning, representative memory."""
+    """The paper's method: cross-distilled loss over all heads, balanced fine-tuning, representative memory."""
 
     def learn_step(self, step: Step) -> None:
         network, memory, recipe = self.network, self.memory, self.recipe
@@ -55,18 +54,18 @@ class EEIL(Method):
         self.update_memory(candidates)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
-        function = fused.cross_distilled if self.network.kernels else losses.cross_distilled
+        function = fused.cross_distilled if self.network.engine.kernels else losses.cross_distilled
         return function(logits_NC, labels_N, targets_NC, head_of_class_C, self.recipe.temperature)
 
     @classmethod
     def label(cls, recipe: Recipe) -> str:
-        """The ablations have names of their own (table 2b)."""
+        """Return the method's name in results; the ablations have names of their own (table 2b)."""
         augmented, balanced = recipe.augmentation.kind != "none", recipe.balanced.epochs > 0
         names = {(False, False): "eeil-base", (True, False): "eeil-da", (False, True): "eeil-bf", (True, True): "eeil"}
         return names[augmented, balanced]
 
     @classmethod
-    def plan_step(cls, recipe: Recipe, step: Mapping[Any, int], memory: Mapping[Any, int]) -> list[StagePlan]:
+    def plan_step(cls, recipe: Recipe, step: Counts, memory: Counts) -> list[StagePlan]:
         stages = super().plan_step(recipe, step, memory)
         if memory and recipe.balanced.epochs:
             largest = max(memory.values())

@@ -7,7 +7,7 @@ in `task_aware_accuracy`. Unknown task: the same network read out over all class
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,34 +15,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from treering.core.capture import CapturedUpdate
 from treering.core.memory import together
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import BatchUpdate, CapturedUpdate, TrainingSet, batch_plan
+from treering.core.trainer import batch_plan
+from treering.core.update import BatchUpdate, TrainingSet
 from treering.errors import TreeringError
-from treering.methods.base import Method, StagePlan, Step
+from treering.methods.base import Method, Snapshot, Step
+from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Recipe
 from treering.runtime import pixels
 
 MARGIN = 0.5
-"""Least weight of every earlier task in a projection: favours them beyond what the constraint asks."""
+"""The least weight of every earlier task in a projection: it favours them beyond what the constraint asks."""
 
 
 class GEM(Method):
-    """A head per task, cross-entropy among the task's own classes, gradients projected against earlier tasks."""
+    """A head for each task, cross-entropy among the task's own classes, gradients projected against earlier tasks."""
+
+    budget_kinds = ("per-step",)
+    compiles = False
+    """Its batches come in two sizes and for a few thousand updates: compiling for both takes longer than it saves."""
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
-        super().__init__(recipe, network, generator)
-        self.trainer.constrain = self._constrain
-        # Batches come in two sizes and for a few thousand updates: compiling for both would take longer than it saves.
-        self.trainer.compiles = False
-        self._past: BatchUpdate | None = None
-        """Computes the gradients of the loss on the memory, a batch for each earlier task."""
-        self._episodes = self._episodic_memory()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What can be copied and pickled: all but a captured update, and images that the memory has too."""
-        empty = TrainingSet.empty(0, self.network.mean_image.shape, self.network.columns, self.network.device)
-        return super().__getstate__() | {"_past": None, "_episodes": empty}
+        self.episodes = EpisodicMemory(network, recipe.memory.size)
+        super().__init__(recipe, network, generator, constraint=self.episodes)
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -55,12 +52,7 @@ class GEM(Method):
         first_new = self.network.classes
         if step.new_classes:
             self.network.add_head(step.new_classes, self.generator)
-        self._episodes = self._episodic_memory()
-        self.trainer.extra_passes = len(self._episodes.images)
-        if isinstance(self._past, CapturedUpdate) and self._past.serves(self._episodes, self.recipe.memory.size):
-            self._past.training_set.take(self._episodes)
-        else:
-            self._past = None
+        self.episodes.replace(self._by_task())
         self.trainer.fit("training", self.training_set(step.images, step.labels), self.recipe.training)
         images, labels = step.images[step.labels >= first_new], step.labels[step.labels >= first_new]
         chosen = torch.randperm(len(images), generator=self.generator, device=labels.device)[: self.recipe.memory.size]
@@ -71,24 +63,25 @@ class GEM(Method):
         if len(self.memory) and size < self.recipe.memory.size:
             raise TreeringError("the memory of GEM cannot be made smaller: its tasks keep what they have")
         super().resize_memory(size)
+        self.episodes.size = size
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
-        """Cross-entropy among the classes of each image's own task."""
+        """Return the cross-entropy among the classes of each image's own task."""
         own_NC = head_of_class_C[labels_N][:, None] == head_of_class_C
         return F.cross_entropy(logits_NC.masked_fill(~own_NC, -torch.inf), labels_N)
 
     def replayed(self, recipe: Recipe) -> dict[Any, int]:
-        """By past task, not by class: a task that has fewer images than the memory has room for repeats them."""
+        """Count by earlier task: one that has fewer images than the memory has room for repeats them."""
         return {int(self.network.head_of_class[label]): recipe.memory.size for label in self.memory.exemplars}
 
     @classmethod
-    def memory_before(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[dict[Any, int]]:
-        """By past task, too."""
+    def memory_before(cls, recipe: Recipe, steps: Sequence[Counts]) -> list[dict[Any, int]]:
+        """Count the images in memory by earlier task."""
         return [dict.fromkeys(range(past_tasks), recipe.memory.size) for past_tasks in range(len(steps))]
 
     @classmethod
-    def plan_step(cls, recipe: Recipe, step: Mapping[Any, int], memory: Mapping[Any, int]) -> list[StagePlan]:
-        """Each update passes the memory through the network too."""
+    def plan_step(cls, recipe: Recipe, step: Counts, memory: Counts) -> list[StagePlan]:
+        """Plan the one stage, in which each update passes the memory through the network too."""
         plan = StagePlan.of(sum(step.values()), recipe.training, recipe)
         updates = plan.image_passes // batch_plan(plan.images, recipe.optimizer)[0]
         return [StagePlan(plan.images, plan.image_passes + updates * sum(memory.values()))]
@@ -96,51 +89,88 @@ class GEM(Method):
     def prepare(self, images: int) -> None:
         """Capture the gradients over the memory too."""
         update = self.trainer.prepare(images, self.network.mean_image.shape)
-        if update and self._past is None:
-            most = self.network.columns * self.recipe.memory.size  # there are at most as many tasks as classes
-            room = TrainingSet.empty(most, self.network.mean_image.shape, self.network.columns, self.network.device)
+        if update:
             self.network.train()
-            self._past = self.trainer.new_update(update.optimizer, room, self.recipe.memory.size)
+            self.episodes.prepare(update)
             self.network.eval()
 
-    def _episodic_memory(self) -> TrainingSet:
-        """The images in memory, task by task, `memory.size` each: a task that has fewer repeats them."""
+    def _by_task(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the images that each earlier task keeps, as the network sees them, and their labels."""
         by_task: dict[int, dict[int, Tensor]] = {}
         for label, images in self.memory.exemplars.items():
             by_task.setdefault(int(self.network.head_of_class[label]), {})[label] = images
-        tasks = [together(by_task[task]) for task in sorted(by_task)]
-        columns, device = self.network.columns, self.network.device
-        if not tasks:
-            return TrainingSet.empty(0, self.network.mean_image.shape, columns, device)
-        turns = torch.arange(self.recipe.memory.size, device=device)
-        images = torch.cat([self.plain(images[turns % len(images)]) for images, _ in tasks])
-        labels = torch.cat([labels[turns % len(labels)] for _, labels in tasks])
-        return TrainingSet(images, labels, torch.zeros(len(images), columns, device=device))
+        kept = [together(by_task[task]) for task in sorted(by_task)]
+        return [(self.plain(images), labels) for images, labels in kept]
 
-    def _constrain(self, update: BatchUpdate) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to `snapshot`."""
+        super().restore(snapshot)
+        self.episodes.size = self.recipe.memory.size
+
+
+class EpisodicMemory:
+    """The images that earlier tasks keep, `size` of each: a constraint on the gradient of every batch."""
+
+    def __init__(self, network: IncrementalNetwork, size: int) -> None:
+        self.network, self.size = network, size
+        self._images = self._room(0)
+        self._update: BatchUpdate | None = None
+        """Computes the gradients of the loss on these images, a batch for each earlier task."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out a captured update, which cannot be copied, and images that the method's memory has too."""
+        return self.__dict__ | {"_update": None, "_images": self._room(0)}
+
+    def replace(self, tasks: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Hold the images and labels of these tasks instead; a task that has fewer than `size` repeats them."""
+        self._images = self._room(0)
+        if tasks:
+            turns = torch.arange(self.size, device=self.network.device)
+            images = torch.cat([images[turns % len(images)] for images, _ in tasks])
+            labels = torch.cat([labels[turns % len(labels)] for _, labels in tasks])
+            self._images = TrainingSet(images, labels, images.new_zeros(len(images), self.network.columns).float())
+        if isinstance(self._update, CapturedUpdate) and self._update.serves(self._images, self.size):
+            self._update.training_set.take(self._images)
+        else:
+            self._update = None
+
+    def prepare(self, update: BatchUpdate) -> None:
+        """Capture the gradients for as many tasks as there can be, whose number is at most that of the classes."""
+        if self._update is None:
+            self._update = update.over(self._room(self.network.columns * self.size), self.size)
+
+    @property
+    def image_passes(self) -> int:
+        """How many images it passes through the network for each batch."""
+        return len(self._images.images)
+
+    def __call__(self, update: BatchUpdate) -> None:
         """Project the gradient of a batch. The host solves for a few weights, so it waits for the device once."""
-        if not len(self._episodes.images):
+        if not self.image_passes:
             return
-        gradients_KP = torch.cat([update.gradient[None], self._gradients_of_the_past(update)])
+        gradients_KP = torch.cat([update.gradient[None], self.gradients(update)])
         products_KK = (gradients_KP @ gradients_KP.T).double().cpu().numpy()
         weights_K = projection(products_KK[1:, 1:], products_KK[1:, 0])
         update.gradient += torch.from_numpy(weights_K).to(gradients_KP) @ gradients_KP[1:]
 
-    def _gradients_of_the_past(self, update: BatchUpdate) -> Tensor:
-        """Of the loss on the memory of each earlier task: tasks x parameters."""
-        if self._past is None or self._past.optimizer is not update.optimizer:
-            self._past = self.trainer.new_update(update.optimizer, self._episodes, self.recipe.memory.size)
-        images = len(self._episodes.images)
-        self._past.start_epoch(torch.arange(images, device=self.network.device))
+    def gradients(self, update: BatchUpdate) -> Tensor:
+        """Return the gradients of the loss on the images of each earlier task: tasks x parameters."""
+        if self._update is None or self._update.optimizer is not update.optimizer:
+            self._update = update.over(self._images, self.size)
+        self._update.start_epoch(torch.arange(self.image_passes, device=self.network.device))
         gradients = []
-        for _ in range(images // self.recipe.memory.size):
-            self._past.run_batch()
-            gradients.append(self._past.gradient.clone())
+        for _ in range(self.image_passes // self.size):
+            self._update.run_batch()
+            gradients.append(self._update.gradient.clone())
         return torch.stack(gradients)
+
+    def _room(self, images: int) -> TrainingSet:
+        network = self.network
+        return TrainingSet.empty(images, network.mean_image.shape, network.columns, network.device)
 
 
 def projection(products_KK: np.ndarray, products_K: np.ndarray, margin: float = MARGIN) -> np.ndarray:
-    """How much of each of K earlier gradients to add to a gradient, given their inner products.
+    """Return how much of each of K earlier gradients to add to a gradient, given their inner products.
 
     With P = `products_KK` among the earlier gradients and q = `products_K` with the new one: zeros if no product in q
     is negative, else the v that minimises v'Pv / 2 + q'v subject to v >= `margin`, the dual of the projection.

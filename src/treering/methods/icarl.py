@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ from torch.nn import functional as F
 
 from treering.core import augment
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import TrainingSet
-from treering.methods.base import Method, Step
+from treering.core.update import TrainingSet
+from treering.methods.base import Method, Snapshot, Step
 from treering.recipe import Recipe
 from treering.runtime import pixels
 from treering.runtime.pixels import Images
@@ -28,8 +27,9 @@ class ICaRL(Method):
 
     further_readouts: Mapping[str, str] = {"hybrid1": "network_outputs"}
 
+    spare_outputs = True  # the published network has an output for each class from the start
+
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
-        network.spare_outputs = True  # the published network has an output for each class from the start
         network.reserve(recipe.outputs)
         super().__init__(recipe, network, generator)
         self._class_means: Tensor | None = None
@@ -47,31 +47,32 @@ class ICaRL(Method):
         if new_classes:
             self.network.add_head(new_classes, self.generator)
 
-        inside = pixels.tensor(images).to(self.network.device)
-
-        def draw() -> Iterator[TrainingSet]:
-            augmented = augment.augmented(inside, self.recipe.augmentation, self.generator)
-            repeated = labels.repeat(augment.copies(self.recipe.augmentation))
-            targets = F.one_hot(repeated, self.network.columns).float()
+        def targets_of(augmented: Tensor, labels: Tensor) -> Tensor:
+            targets = F.one_hot(labels, self.network.columns).float()
             if teacher:
                 targets[:, :old_classes] = teacher.predict_logits(augmented).sigmoid()
-            yield TrainingSet(augmented, repeated, targets)
+            return targets
+
+        inside = pixels.tensor(images).to(self.network.device)  # the published code draws each epoch in one part
+
+        def draw() -> Iterator[TrainingSet]:
+            yield self.augmented(inside, labels, targets_of)
 
         self.trainer.fit("training", draw, self.recipe.training)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
-        """Averaged over the batch and the outputs, those of classes to come included."""
+        """Return the binary cross-entropy, averaged over the batch and all outputs, those of later classes too."""
         return F.binary_cross_entropy_with_logits(logits_NC, targets_NC)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """N x classes: softmax of the negative squared distances to the classes' means."""
+        """Return N x classes: the softmax of the negative squared distances to the classes' means."""
         if self._class_means is None:
             self._class_means = self.class_means()
         features_ND = F.normalize(self.network.predict_features(self.plain(images)))
         return (-torch.cdist(features_ND, self._class_means).square()).softmax(1)
 
     def class_means(self) -> Tensor:
-        """Of each class's exemplars and their mirror images: features normalised, averaged, normalised again."""
+        """Return the mean feature of each class's exemplars and their mirror images, normalised before and after."""
         means = []
         for label in range(self.network.classes):
             images = self.plain(self.memory.exemplars[label])
@@ -80,10 +81,10 @@ class ICaRL(Method):
         return F.normalize(torch.stack(means))
 
     def network_outputs(self, images: Tensor) -> Tensor:
-        """N x classes: the sigmoid outputs, scaled to sum to 1."""
+        """Return N x classes: the sigmoid outputs, scaled to sum to 1."""
         return F.logsigmoid(self.network.predict_logits(self.plain(images))).softmax(1)
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Go back to `snapshot`."""
         super().restore(snapshot)
         self._class_means = None

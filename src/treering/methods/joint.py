@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from treering.core import losses
 from treering.core.network import IncrementalNetwork
 from treering.methods.base import Method, Step
+from treering.methods.plan import Counts
 from treering.recipe import Recipe
 from treering.runtime import pixels
 
@@ -27,7 +28,7 @@ class Joint(Method):
         self._build: Callable[[], nn.Module] | None = None
 
     def start_from(self, build: Callable[[], nn.Module]) -> None:
-        """Make the first weights again, but not before a step needs them: they may have to be fetched."""
+        """Make the first weights again, but only when a step needs them: they may have to be fetched."""
         self._build = build
 
     def learn_step(self, step: Step) -> None:
@@ -46,6 +47,6 @@ class Joint(Method):
         return losses.cross_entropy(logits_NC, labels_N)
 
     @classmethod
-    def memory_before(cls, recipe: Recipe, steps: Sequence[Mapping[Any, int]]) -> list[dict[Any, int]]:
-        """Every image so far."""
+    def memory_before(cls, recipe: Recipe, steps: Sequence[Counts]) -> list[dict[Any, int]]:
+        """Count every image so far: all are kept."""
         return [dict(item for step in steps[:number] for item in step.items()) for number in range(len(steps))]

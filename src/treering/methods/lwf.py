@@ -23,5 +23,5 @@ class LwFMC(ICaRL):
         self.learn_outputs(step.images, step.labels, step.new_classes)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """N x classes: the sigmoid outputs, scaled to sum to 1."""
+        """Return N x classes: the sigmoid outputs, scaled to sum to 1."""
         return self.network_outputs(images)

@@ -1,4 +1,4 @@
-"""Which photos of a step are trained on and which only measure it: no photo, nor a copy of one, ever does both.
+"""Decides which photos of a step are trained on and which only measure it: no photo, nor a copy of one, does both.
 
 Photos are told apart by a digest of their pixels.
 """
@@ -21,24 +21,24 @@ from treering.runtime.pixels import Images
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT = 10
-"""One image in ten of a new class is held out of training, if the class has `ENOUGH`."""
-ENOUGH = 5
+ONE_HELD_OUT_IN = 10
+"""One image in so many of a new class is held out of training, if the class has `ENOUGH_TO_HOLD_OUT`."""
+ENOUGH_TO_HOLD_OUT = 5
 
 
 @dataclass(frozen=True)
 class Division:
-    """The photos of a folder by what becomes of them."""
+    """What becomes of the photos of a folder."""
 
     trained: list[int]
-    """Their places in the folder."""
+    """The places in the folder of the photos that are trained on."""
     held_out: int
     copies: int
-    """Left out: of held-out photos, which must not be trained on, or of exemplars, which the memory has already."""
+    """The number of copies, which are left out: of held-out photos, or of exemplars, which the memory has already."""
     measured: dict[str, Images]
-    """Photos of each class to measure the accuracy on, those of earlier steps included."""
+    """The photos of each class to measure the accuracy on, those of earlier steps included."""
     in_two_classes: list[tuple[str, str]]
-    """Two classes of each photo of the folder that is in more than one, here or in what the model keeps."""
+    """Two classes of each photo that is in more than one, in the folder or in what the model keeps."""
 
 
 def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, quota: int) -> Division:
@@ -56,7 +56,7 @@ def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, 
     held_out: list[int] = []
     for name in sorted(free):
         own = list(free[name].values())
-        count = min(max(1, len(own) // HELD_OUT), quota) if len(own) >= ENOUGH else 0
+        count = min(max(1, len(own) // ONE_HELD_OUT_IN), quota) if len(own) >= ENOUGH_TO_HOLD_OUT else 0
         held_out += random.permutation(own)[:count].tolist()
     secret |= {digests[index] for index in held_out}
     out = {index for index, one in enumerate(labelled) if one[1] in secret or one in exemplars}
@@ -73,7 +73,10 @@ def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, 
 def for_validation(
     loaded: LoadedFolder, classes: Sequence[str], step: Sequence[bytes], model: Model | None
 ) -> dict[str, Images]:
-    """The photos of `classes` in a validation folder, without copies of the step's (their digests) and of exemplars."""
+    """Return the photos of `classes` in a validation folder, without copies of exemplars and of the step's photos.
+
+    The step's photos are told by their digests.
+    """
     trained = {*step, *(digest for _, digest in _kept_by(model)[0])}
     own = [index for index, name in enumerate(loaded.labels) if name in classes]
     if not own:
@@ -89,7 +92,7 @@ def for_validation(
 
 
 def _kept_by(model: Model | None) -> tuple[set[tuple[str, bytes]], set[tuple[str, bytes]]]:
-    """Class and digest of every exemplar, and of every held-out image."""
+    """Return class and digest of every exemplar, and of every held-out image."""
     if model is None:
         return set(), set()
     names = [str(name) for name in model.classes]
@@ -101,7 +104,7 @@ def _kept_by(model: Model | None) -> tuple[set[tuple[str, bytes]], set[tuple[str
 
 
 def _by_class(loaded: LoadedFolder, chosen: Sequence[int]) -> dict[str, Images]:
-    """The chosen images of each class."""
+    """Return the chosen images of each class."""
     rows: dict[str, list[int]] = {}
     for index in chosen:
         rows.setdefault(loaded.labels[index], []).append(index)

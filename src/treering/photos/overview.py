@@ -1,4 +1,4 @@
-"""What a model folder holds: classes by step, memory, sizes on disk; and its exemplars as one picture."""
+"""What a model folder holds: its classes by step, memory and sizes on disk, and its exemplars as one picture."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from treering.errors import TreeringError
-from treering.images.folders import shown
 from treering.learner import Learner
 from treering.runtime import files
-from treering.storage import model_folder as checkpoint
+from treering.storage import manifest as manifests
+from treering.storage import model_folder
+from treering.words import shown
 
 THUMBNAIL, GAP, NAME_WIDTH = 72, 4, 190
-"""Pixels, in the gallery."""
+"""The sizes in the gallery, in pixels."""
 MOST_EXEMPLARS = 40
-"""Of a class, in the gallery; the others are counted."""
+"""The most exemplars of a class in the gallery; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class Overview:
     """All that `treering info` shows."""
 
     steps: list[dict[str, Any]]
-    """The history: time, new classes, images and accuracy of each step."""
+    """The model's history: time, new classes, images and accuracy of each step."""
     memory: dict[str, int]
-    """Exemplars of each class."""
+    """The number of exemplars of each class."""
     held_out: dict[str, int]
     recipe: dict[str, Any]
     bytes_by_kind: dict[str, int]
@@ -39,14 +40,14 @@ class Overview:
 
 
 def of(path: Path) -> Overview:
-    """The folder's own record, without loading the network."""
-    return checkpoint.consistently(path, functools.partial(_read, path))
+    """Read the folder's own record, without loading the network."""
+    return model_folder.consistently(path, functools.partial(_read, path))
 
 
 def _read(path: Path, manifest: dict[str, Any]) -> Overview:
     names = [str(name) for name in manifest["classes"]]
     entries = manifest["files"]
-    history = checkpoint.history_of(path, manifest)
+    history = model_folder.history_of(path, manifest)
 
     def size(*patterns: str) -> int:
         return sum(file.stat().st_size for pattern in patterns for file in path.glob(pattern) if file.is_file())
@@ -56,16 +57,16 @@ def _read(path: Path, manifest: dict[str, Any]) -> Overview:
     return Overview(
         history,
         {name: len(part) for name, part in zip(names, entries["memory"], strict=True)},
-        {name: len(part) for name, part in zip(names, entries.get("held_out", [[]] * len(names)), strict=True)},
+        {name: len(part) for name, part in zip(names, entries["held_out"], strict=True)},
         manifest["recipe"],
         sizes,
-        len(checkpoint.versions_before(path, manifest)),
+        len(manifests.earlier_than(path, manifest)),
         (path / ".learning").exists(),
     )
 
 
 def draw_gallery(learner: Learner, picture: Path) -> None:
-    """The exemplars of each class, best first, a class a row."""
+    """Draw the exemplars of each class, best first, a class a row."""
     rows = [(shown(str(name)), ranked) for name, ranked in learner.exemplars_.items()]
     if not rows:
         raise TreeringError("the model keeps no exemplars to draw")

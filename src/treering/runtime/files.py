@@ -15,8 +15,10 @@ from treering.errors import TreeringError
 
 TEMPORARY = ".tmp-"
 """How the names of unfinished files begin."""
+CLUTTER = ("Thumbs.db", "desktop.ini")
+"""Files that systems leave in folders; they and hidden files go without saying."""
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM)
-"""What file systems answer that do not know how to flush a folder, or do not let this user; its files are there."""
+"""The errors of file systems that cannot flush a folder, or do not let this user; its files are there all the same."""
 
 
 def write(file: Path, content: bytes, flushed: bool = True) -> None:
@@ -46,7 +48,7 @@ def flush(written: Sequence[Path]) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Have the names in it reach the disk too."""
+    """Wait until the names in the folder have reached the disk too."""
     if os.name == "posix":
         try:
             handle = os.open(folder, os.O_RDONLY)
@@ -60,7 +62,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _rename(file: Path, target: Path) -> None:
-    """Have it take the place of `target`, which on Windows a reader or a virus scanner may hold for a moment."""
+    """Have the file take the place of `target`, which on Windows a reader or a virus scanner may hold for a moment."""
     for pause in (0.01, 0.1, 1.0):
         try:
             file.replace(target)
@@ -73,7 +75,7 @@ def _rename(file: Path, target: Path) -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove unfinished files of programs that were killed; whoever writes one now has not begun an hour ago."""
+    """Remove unfinished files of programs that were killed: those that nobody has written to for an hour."""
     for file in folder.glob(f"{TEMPORARY}*"):
         with contextlib.suppress(OSError):
             if time.time() - file.stat().st_mtime > 3600:
@@ -97,11 +99,16 @@ def require_png(file: Path) -> None:
         raise TreeringError(f"cannot write {file}: the name of a picture must end in .png")
 
 
+def is_clutter(name: str) -> bool:
+    """Return whether a file of this name is put there by the system and no business of the user's."""
+    return name.startswith(".") or name in CLUTTER
+
+
 def exists(path: Path) -> bool:
-    """Whether there is something; nothing is where a name is impossible or a folder may not be looked into."""
+    """Return whether there is something; nothing is where a name is impossible or a folder may not be looked into."""
     return os.path.exists(path)  # noqa: PTH110  # unlike Path.exists it never raises
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder."""
+    """Return whether there is a folder."""
     return os.path.isdir(path)  # noqa: PTH112

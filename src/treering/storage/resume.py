@@ -16,7 +16,7 @@ from treering.core.trainer import FitState, InFlight
 
 
 def pack(in_flight: InFlight | None) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
-    """Tensors by name, and number and epoch of each training."""
+    """Return tensors by name, and number and epoch of each training."""
     tensors: dict[str, Tensor] = {}
     fits = {}
     for name in ("current", "previous"):
@@ -29,7 +29,7 @@ def pack(in_flight: InFlight | None) -> tuple[dict[str, Tensor], dict[str, list[
 
 
 def unpack(tensors: Mapping[str, Tensor], fits: Mapping[str, Any]) -> InFlight | None:
-    """What `pack` was given."""
+    """Return what `pack` was given."""
     states = {}
     for name, (number, epoch) in fits.items():
         parts = unprefixed(name, tensors)
@@ -39,13 +39,13 @@ def unpack(tensors: Mapping[str, Tensor], fits: Mapping[str, Any]) -> InFlight |
 
 
 def to_bytes(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> bytes:
-    """A safetensors file of both, with a checksum."""
+    """Return a safetensors file of both, with a checksum."""
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     return safetensors.torch.save(content, {"facts": json.dumps(facts), "checksum": _checksum(content, facts)})
 
 
 def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `to_bytes` was given; an error of any kind if the file holds anything else."""
+    """Return what `to_bytes` was given; raise an error of any kind if the file holds anything else."""
     with safetensors.safe_open(file, "pt") as stream:
         metadata = stream.metadata()
         # Copies: tensors that map the file would keep Windows from replacing it.
@@ -65,10 +65,10 @@ def _checksum(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str:
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same under longer names."""
+    """Return the tensors under longer names."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those with this prefix, under their own names."""
+    """Return the tensors whose names have this prefix, without it."""
     return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}

@@ -107,7 +107,7 @@ def _is_known(layer: Layer) -> bool:
 
 def extractor(network: IncrementalNetwork, batch_size: int) -> FusedExtractor | None:
     """The fast `extract` for training `network` in bfloat16 with so many images at once, where there is one."""
-    layers = layers_of(network) if network.kernels else None
+    layers = layers_of(network) if network.engine.kernels else None
     if not layers:
         return None
     largest = max(batch_size * (layer.side * layer.stride) ** 2 * layer.outputs for layer in layers)

@@ -1,0 +1,118 @@
+"""An update that is captured in a CUDA graph once and then replayed, without work in Python."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+
+import torch
+
+from treering.core import fused
+from treering.core.engine import give_up_kernels
+from treering.core.network import IncrementalNetwork
+from treering.core.optim import SGD
+from treering.core.update import BatchUpdate, Constraint, Loss, TrainingSet
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_UPDATES = 3
+"""Eager updates before a capture: they compile, pick algorithms and allocate. Their effect is undone."""
+
+QUEUED_UPDATES = 16
+"""A run queues at most three times as many: a full queue would hold up the other runs of the process."""
+
+_capturing = threading.Lock()
+"""Compilation and capture are for one thread at a time; other runs of the process go on replaying theirs."""
+
+
+class CapturedUpdate(BatchUpdate):
+    """The update with its feature extractor fused or compiled, in a CUDA graph.
+
+    Its tensors have room for every later stage, so that stages and steps differ only in what these tensors hold.
+    """
+
+    def __init__(
+        self,
+        network: IncrementalNetwork,
+        optimizer: SGD,
+        loss: Loss,
+        training_set: TrainingSet,
+        batch_size: int,
+        constraint: Constraint | None = None,
+    ) -> None:
+        super().__init__(network, optimizer, loss, training_set, batch_size, constraint)
+        self.graph = torch.cuda.CUDAGraph()
+        # A stream of its own: library workspaces belong to a stream, and two graphs that share one deadlock.
+        self.stream = torch.cuda.Stream(priority=torch.cuda.current_stream().priority)
+        self._replays = 0
+        self._queued: collections.deque[torch.cuda.Event] = collections.deque()
+        generator = optimizer.generator
+        statistics, unsaved, random_state = network.tensors(), network.unsaved(), generator.get_state()
+        values, momentum = optimizer.values.clone(), optimizer.momentum.clone()
+        with _capturing:
+            self._warm_up()
+            if hasattr(self.graph, "register_generator_state"):  # newer versions of torch find it by themselves
+                self.graph.register_generator_state(generator)
+            with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+                super().run_batch()
+        network.load_tensors(network.head_sizes, statistics)
+        network.load_unsaved(unsaved)
+        optimizer.values.copy_(values)  # spare columns too
+        optimizer.momentum.copy_(momentum)
+        generator.set_state(random_state)
+
+    def run_batch(self) -> None:
+        """Replay what was captured."""
+        self.graph.replay()
+        self._replays += 1
+        if self._replays % QUEUED_UPDATES == 0:
+            done = torch.cuda.Event(blocking=True)
+            done.record()
+            self._queued.append(done)
+            if len(self._queued) > 2:
+                self._queued.popleft().synchronize()
+
+    def serves(self, training_set: TrainingSet, batch_size: int) -> bool:
+        """Return whether the graph can train on this: its parameters are still the network's, and the tensors fit."""
+        return (
+            self.network.weight.untyped_storage().data_ptr() == self.optimizer.values.untyped_storage().data_ptr()
+            and batch_size == len(self.batch)
+            and training_set.fits_into(self.training_set)
+        )
+
+    def _warm_up(self) -> None:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            if self.network.engine.kernels:
+                self._try_kernels()
+            if self.network.engine.compiles and self.extract == self.network.extract:
+                self.extract = torch.compile(self.network.extract, dynamic=False)
+                try:
+                    self._update_eagerly()
+                except torch._dynamo.exc.TorchDynamoException as error:
+                    logger.warning("the feature extractor cannot be compiled and runs slower: %s", error)
+                    self.extract = self.network.extract
+            for _ in range(WARM_UP_UPDATES):
+                self._update_eagerly()
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _try_kernels(self) -> None:
+        """Update by the kernels or, if they fail, without them; if only that works, they are given up everywhere."""
+        try:
+            self.extract = fused.extractor(self.network, len(self.batch)) or self.extract
+            self._update_eagerly()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.network.engine.kernels = False
+            self.extract = self.network.extract
+            self._update_eagerly()
+            give_up_kernels(error)
+
+    def _update_eagerly(self) -> None:
+        """Do what a replay will do, and apply the gradient where a replay leaves that to a constraint."""
+        self.batch_number.zero_()
+        super().run_batch()
+        if self.constraint:
+            self.optimizer.step(self.gradient)

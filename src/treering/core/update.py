@@ -1,0 +1,115 @@
+"""One update of a network by one batch: gather, forward, backward, constrain, descend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from treering.core.network import IncrementalNetwork
+from treering.core.optim import SGD
+
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Maps (logits, labels, soft targets, head of each class) of a batch to its loss."""
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """What a stage trains on, on the training device."""
+
+    images: Tensor
+    """N x C x H x W, uint8, augmented."""
+    labels: Tensor
+    """The column of each image."""
+    targets: Tensor
+    """N x columns: the soft targets of the distilled heads, and zeros elsewhere."""
+
+    @classmethod
+    def empty(cls, images: int, image_shape: Sequence[int], columns: int, device: torch.device) -> TrainingSet:
+        """Make room for so many images, to be filled by `take`."""
+        return cls(
+            torch.zeros(images, *image_shape, dtype=torch.uint8, device=device),
+            torch.zeros(images, dtype=torch.long, device=device),
+            torch.zeros(images, columns, device=device),
+        )
+
+    def fits_into(self, other: TrainingSet) -> bool:
+        """Return whether `other` has room for this one: as many images or more, and else the same shapes."""
+        return len(self.images) <= len(other.images) and all(
+            mine.shape[1:] == theirs.shape[1:]
+            for mine, theirs in ((self.images, other.images), (self.targets, other.targets))
+        )
+
+    def take(self, other: TrainingSet) -> None:
+        """Overwrite the first images, labels and targets with those of `other`."""
+        for mine, theirs in ((self.images, other.images), (self.labels, other.labels), (self.targets, other.targets)):
+            mine[: len(theirs)].copy_(theirs)
+
+
+class Constraint(Protocol):
+    """Changes the gradient of each batch before it is applied. It works on the host, so it is never captured."""
+
+    @property
+    def image_passes(self) -> int:
+        """How many images it passes through the network for each batch."""
+
+    def __call__(self, update: BatchUpdate) -> None:
+        """Change `update.gradient` in place."""
+
+
+class BatchUpdate:
+    """An update by the next batch of an epoch. It keeps its own place in the epoch, so a call takes no arguments."""
+
+    def __init__(
+        self,
+        network: IncrementalNetwork,
+        optimizer: SGD,
+        loss: Loss,
+        training_set: TrainingSet,
+        batch_size: int,
+        constraint: Constraint | None = None,
+    ) -> None:
+        self.network, self.optimizer, self.loss, self.training_set = network, optimizer, loss, training_set
+        self.constraint = constraint
+        self.extract: Callable[[Tensor], Tensor] = network.extract
+        device, room = training_set.images.device, len(training_set.images)
+        self.batch = torch.arange(batch_size, device=device)
+        self.batch_number = torch.zeros(1, dtype=torch.long, device=device)
+        self.order = torch.zeros(room + batch_size, dtype=torch.long, device=device)
+        self.losses = torch.zeros(room // batch_size + 1, device=device)
+        self.gradient = torch.zeros_like(optimizer.values)
+        """The flat gradient of the last batch, which is only kept for a constraint."""
+
+    def over(self, training_set: TrainingSet, batch_size: int) -> Self:
+        """Make an update of the same kind, by the same optimiser, over another training set."""
+        return type(self)(self.network, self.optimizer, self.loss, training_set, batch_size, self.constraint)
+
+    def start_epoch(self, order: Tensor) -> None:
+        """Take the images in this `order`, a whole number of batches."""
+        self.order[: len(order)].copy_(order)
+        self.batch_number.zero_()
+
+    def __call__(self) -> None:
+        """Train on the next batch."""
+        self.run_batch()
+        if self.constraint:
+            self.constraint(self)
+            self.optimizer.step(self.gradient)
+
+    def run_batch(self) -> None:
+        """Do the part that can be captured: all of the update or, where a constraint follows, up to the gradient."""
+        chosen = self.order[self.batch_number * len(self.batch) + self.batch]
+        data, network = self.training_set, self.network
+        logits = network.logits(self.extract(data.images[chosen]))
+        loss = self.loss(logits, data.labels[chosen], data.targets[chosen], network.head_of_class)
+        gradients = torch.autograd.grad(loss, self.optimizer.parameters, allow_unused=True, materialize_grads=True)
+        gradient = self.optimizer.flat(gradients)
+        if self.constraint:
+            self.gradient.copy_(gradient)
+        else:
+            self.optimizer.step(gradient)
+        self.losses.index_copy_(0, self.batch_number, loss.detach().to(self.losses.dtype)[None])
+        self.batch_number += 1

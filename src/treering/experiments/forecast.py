@@ -1,0 +1,62 @@
+"""What running some recipes would take: image passes, time, and the datasets that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treering import data, methods
+from treering.data.stream import split_steps
+from treering.errors import TreeringError
+from treering.experiments.result import files_of, finished, run_name
+from treering.experiments.scheduler import Place
+from treering.methods import speed
+from treering.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What one run would take."""
+
+    name: str
+    image_passes: int
+    seconds: float
+    """By the speed of this device just now, were it run alone."""
+    state: str
+    """One of "to do", "unfinished", "done" and "in the way: another run"."""
+    lacks: str | None
+    """What to say of its dataset, if that is not there and the run is to do."""
+
+    @property
+    def to_do(self) -> bool:
+        """Whether anything is left to be run."""
+        return self.state in ("to do", "unfinished")
+
+
+def forecast(recipes: Sequence[Recipe], place: Place) -> list[Forecast]:
+    """Say what each of the recipes, of the paper's experiments, would take."""
+    rates: dict[tuple[object, ...], float] = {}
+    made = []
+    for recipe in recipes:
+        facts = data.PAPER[recipe.run.dataset]
+        steps = split_steps(range(facts.classes), recipe.run.classes_per_step)
+        plan = methods.find(recipe.method).plan(recipe, [dict.fromkeys(step, facts.images_per_class) for step in steps])
+        passes = sum(stage.image_passes for step in plan for stage in step)
+        network = (recipe.backbone, facts.side, recipe.optimizer.batch_size, recipe.engine)
+        if network not in rates:
+            rates[network] = speed.images_per_second(recipe, (3, facts.side, facts.side), place.device)
+        state = _state(recipe, place)
+        lacks = data.missing(recipe.run.dataset, place.data) if state in ("to do", "unfinished") else None
+        made.append(Forecast(run_name(recipe), passes, passes / rates[network], state, lacks))
+    return made
+
+
+def _state(recipe: Recipe, place: Place) -> str:
+    own = next(iter(files_of(recipe, place.results).values()))
+    if own.exists():
+        try:
+            return "done" if finished(recipe, place.results) else "to do"
+        except TreeringError:
+            return "in the way: another run"
+    state_file = place.results / ".unfinished" / f"{run_name(recipe)}.safetensors"
+    return "unfinished" if state_file.exists() else "to do"
