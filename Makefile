@@ -17,6 +17,7 @@ lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 imports: $(VENV)/dev-installed
 	$(BIN)/lint-imports --no-cache --no-logo

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from treering.core import backbones, engine, fused, losses
 from treering.core.backbones import ResNet
-from treering.core.capture import CapturedUpdate
+from treering.core.capture import try_kernels
 from treering.core.fused import residual
 from treering.core.network import SPARE_LOGIT, IncrementalNetwork
 from treering.core.optim import SGD
@@ -340,15 +340,14 @@ def test_update_is_that_of_the_plain_optimiser(decay: Any, noise_eta: float, wei
 # --- What a capture does before it captures ---------------------------------------------------------------------------
 
 
-def tried(loss: Callable[..., Tensor]) -> CapturedUpdate:
-    """A captured update, as far as it gets without a GPU: its first eager update, by the kernels if they work."""
+def tried(loss: Callable[..., Tensor]) -> BatchUpdate:
+    """An update once done as before a capture: by the kernels, if they work."""
     network = network_of(small(), 8)
     network.add_head(4, torch.Generator().manual_seed(0))
     data = TrainingSet.empty(6, (3, 8, 8), 4, torch.device("cpu"))
     data.images.random_(generator=torch.Generator().manual_seed(0))
-    update = CapturedUpdate.__new__(CapturedUpdate)
-    BatchUpdate.__init__(update, network, SGD(network, Optimizer(), torch.Generator()), loss, data, 4)
-    update._try_kernels()
+    update = BatchUpdate(network, SGD(network, Optimizer(), torch.Generator()), loss, data, 4)
+    try_kernels(update, update.run_batch)
     return update
 
 

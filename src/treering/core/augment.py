@@ -7,6 +7,9 @@ CIFAR-100 [6] and for ImageNet [7], and return uint8; `crop_mirror` is iCaRL's w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -53,28 +56,33 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def augmented(images: Tensor, settings: Augmentation, generator: torch.Generator) -> Tensor:
-    """The training images of a stage from uint8 `images`: `copies(settings)` blocks, each in the order of `images`."""
-    if settings.kind == "none":
+    """Return a stage's training images from uint8 `images`: `copies(settings)` blocks, each in the order of `images`."""
+    multiply = KINDS[settings.kind].multiply
+    if multiply is None:
         return images
-    kinds = {"twelvefold": twelvefold, "twofold": twofold, "crop-mirror": crop_mirror, "photo": photo}
-    multiply = kinds[settings.kind]
     chunks = [multiply(chunk, settings, generator) for chunk in _chunks(images)]
     return torch.cat([copy for copies in zip(*chunks, strict=True) for copy in copies])
 
 
 def copies(settings: Augmentation) -> int:
-    """How many training images one image becomes."""
-    return {"twelvefold": 12, "twofold": 2, "crop-mirror": 1, "photo": 1, "none": 1}[settings.kind]
+    """Return how many training images one image becomes."""
+    return KINDS[settings.kind].copies
 
 
 def drawn_each_epoch(settings: Augmentation) -> bool:
-    """Whether a stage draws its augmentation anew for each epoch rather than once."""
-    return settings.kind in ("crop-mirror", "photo")
+    """Return whether a stage draws its augmentation anew for each epoch rather than once."""
+    return KINDS[settings.kind].each_epoch
+
+
+def input_side(settings: Augmentation, side: int) -> int:
+    """Return the side of the network's input for square images of this side."""
+    return settings.crop_size if KINDS[settings.kind].resizes else side
 
 
 def plain(images: Tensor, settings: Augmentation) -> Tensor:
-    """Images as selection and evaluation see them: never augmented, at the size of the network's input."""
-    if settings.kind not in ("twofold", "photo") or images.shape[2:] == (settings.crop_size, settings.crop_size):
+    """Return images as selection and evaluation see them: never augmented, at the size of the network's input."""
+    resizes = KINDS[settings.kind].resizes
+    if not resizes or images.shape[2:] == (settings.crop_size, settings.crop_size):
         return images
     return torch.cat([_to_uint8(resize(chunk, settings.crop_size)) for chunk in _chunks(images)])
 
@@ -137,6 +145,27 @@ def photo(images: Tensor, settings: Augmentation, generator: torch.Generator) ->
         part = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
         filled.append(_to_uint8(brightness(contrast(part, factor[rows]), shift[rows])))
     return [torch.cat(filled)]
+
+
+class Kind(NamedTuple):
+    """A kind of augmentation."""
+
+    multiply: Callable[[Tensor, Augmentation, torch.Generator], list[Tensor]] | None
+    copies: int = 1
+    """How many training images one image becomes."""
+    each_epoch: bool = False
+    """Whether it is drawn anew for each epoch rather than once a stage."""
+    resizes: bool = False
+    """Whether the network's input has another size than the images: `crop_size`."""
+
+
+KINDS: dict[str, Kind] = {
+    "twelvefold": Kind(twelvefold, copies=12),
+    "twofold": Kind(twofold, copies=2, resizes=True),
+    "crop-mirror": Kind(crop_mirror, each_epoch=True),
+    "photo": Kind(photo, each_epoch=True, resizes=True),
+    "none": Kind(None),
+}
 
 
 def _chunks(images: Tensor) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -85,7 +86,7 @@ class CapturedUpdate(BatchUpdate):
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             if self.network.engine.kernels:
-                self._try_kernels()
+                try_kernels(self, self._update_eagerly)
             if self.network.engine.compiles and self.extract == self.network.extract:
                 self.extract = torch.compile(self.network.extract, dynamic=False)
                 try:
@@ -97,22 +98,23 @@ class CapturedUpdate(BatchUpdate):
                 self._update_eagerly()
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def _try_kernels(self) -> None:
-        """Update by the kernels or, if they fail, without them; if only that works, they are given up everywhere."""
-        try:
-            self.extract = fused.extractor(self.network, len(self.batch)) or self.extract
-            self._update_eagerly()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            self.network.engine.kernels = False
-            self.extract = self.network.extract
-            self._update_eagerly()
-            give_up_kernels(error)
-
     def _update_eagerly(self) -> None:
         """Do what a replay will do, and apply the gradient where a replay leaves that to a constraint."""
         self.batch_number.zero_()
         super().run_batch()
         if self.constraint:
             self.optimizer.step(self.gradient)
+
+
+def try_kernels(update: BatchUpdate, update_once: Callable[[], None]) -> None:
+    """Update by the kernels or, if they fail, without them; if only that works, they are given up everywhere."""
+    try:
+        update.extract = fused.extractor(update.network, len(update.batch)) or update.extract
+        update_once()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        update.network.engine.kernels = False
+        update.extract = update.network.extract
+        update_once()
+        give_up_kernels(error)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from treering import methods
+from treering.core import augment
 from treering.methods import speed
 from treering.model import Model
 from treering.recipe import Recipe
@@ -121,7 +122,7 @@ def image_passes(model: Model | None, recipe: Recipe, names: Sequence[str]) -> i
 
 def seconds(passes: int, recipe: Recipe, size: int, device: torch.device, distils: bool) -> float:
     """Return about how long training takes, by the speed of this device just now."""
-    side = recipe.augmentation.crop_size if recipe.augmentation.kind in ("photo", "twofold") else size
+    side = augment.input_side(recipe.augmentation, size)
     rate = speed.images_per_second(recipe, (3, side, side), device)
     # To distil, the network before the step sees each image too: about a third of the cost of training on it.
     return passes / rate * (4 / 3 if distils else 1)
