@@ -223,6 +223,22 @@ def test_the_bars_of_a_browser_tell_ours_and_the_papers(tmp_path: Path) -> None:
     assert "random; EEIL: 62.0 −1.1 paper 63.1" in shown  # noqa: RUF001
 
 
+POINT_AT_THE_MIDDLE = """
+const hot = document.querySelector(".hot"), box = hot.firstElementChild.getBoundingClientRect();
+const middle = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, pointerType: "mouse" };
+hot.dispatchEvent(new PointerEvent("pointermove", middle));
+document.body.append(`told: ${document.querySelector(".tip").firstElementChild.textContent}`);
+hot.dispatchEvent(new PointerEvent("pointerleave", middle));
+document.body.append(`, hidden: ${document.querySelector(".tip").hidden}`);
+"""
+
+
+@needs_browser
+def test_the_pointer_is_told_what_it_points_at_until_it_leaves(tmp_path: Path) -> None:
+    text = with_script(made(result(accuracy=[90.0, 80.0, 70.0]), drawn=True), POINT_AT_THE_MIDDLE)
+    assert "told: 4 classes, hidden: true" in " ".join(Document(in_browser(text, tmp_path)).text.split())
+
+
 @needs_browser
 def test_a_key_hides_and_shows_its_line(tmp_path: Path) -> None:
     text = made(result(), result(method="icarl"), drawn=True)

@@ -21,9 +21,9 @@ def write(results: Path, out: Path) -> list[Path]:
     _need_libraries()
     runs = read_results(results)
     parts = charts.every_chart(runs)
-    drawn = {chart.name: figures.render(chart) for charts_of_part in parts.values() for chart in charts_of_part}
     every = [chart for charts_of_part in parts.values() for chart in charts_of_part]
-    svgs = {name: contents["svg"] for name, contents in drawn.items()}
+    drawn = {chart.name: figures.render(chart) for chart in every}
+    svgs = {name: pictures["svg"] for name, pictures in drawn.items()}
     contents = {
         out / "index.html": page.html(runs, parts, svgs).encode(),
         out / "tables.md": (markdown.report(runs) + _gallery(every)).encode(),

@@ -65,7 +65,8 @@ def _lines(chart: Lines) -> Figure:
     All lines fall together by tens of points while rivals differ by one or two, so a narrower axis would still hide
     what tells them apart; their differences show it, and the whole axis above keeps them in proportion.
     """
-    axes = _figure(4.7, 2.6).add_axes((0, 0, 1, 1))
+    figure = _figure(4.7, 2.6)
+    axes = figure.add_axes((0, 0, 1, 1))
     for index, line in enumerate(chart.lines):
         _draw_line(axes, line, line.y, index)
     axes.set(title=_wrapped(chart.title, 56), ylabel="accuracy (%)", ylim=(0, 100), xlim=_limits(chart))
@@ -73,7 +74,7 @@ def _lines(chart: Lines) -> Figure:
     lowest, bottom = axes, 0.0
     if near:
         bottom = -0.56
-        lowest = axes.inset_axes((0, bottom, 1, 0.42), sharex=axes)
+        lowest = axes.inset_axes((0, bottom, 1, 0.42), sharex=axes, facecolor="none")
         lowest.axhline(0, color=style(chart.lines[0].look)["colour"], linewidth=1.9)
         for line in near:
             _draw_line(lowest, line, line.lead or [], chart.lines.index(line))
@@ -82,7 +83,7 @@ def _lines(chart: Lines) -> Figure:
         title = f"points above or below {chart.lines[0].label}, over the class orders of both"
         lowest.set_title(title, fontsize=8.5, fontweight="normal", color=SOFT)
         axes.tick_params(labelbottom=False)
-    for part in {axes, lowest}:
+    for part in dict.fromkeys((axes, lowest)):
         part.grid(axis="y")
     lowest.set_xlabel("classes learnt")
     lowest.xaxis.set_major_locator(_locator(chart.steps))
@@ -92,7 +93,7 @@ def _lines(chart: Lines) -> Figure:
     legend = axes.legend(**place, ncols=columns, title="average without first step", alignment="left")
     for index, text in enumerate(legend.get_texts()):
         text.set_gid(f"key-{index}")
-    return _of(axes)
+    return figure
 
 
 def _limits(chart: Lines) -> tuple[float, float]:
@@ -128,7 +129,8 @@ def _draw_line(axes: Axes, line: Line, values: Sequence[float | None], index: in
 def _bars(grid: Grid) -> Figure:
     group_width = max(0.32 * len(grid.rows) + 0.3, 0.09 * max(map(len, grid.columns)) + 0.3)
     whole = max(3.4, group_width * len(grid.columns))
-    axes = _figure(whole, 2.6).add_axes((0, 0, 1, 1))
+    figure = _figure(whole, 2.6)
+    axes = figure.add_axes((0, 0, 1, 1))
     width = 0.8 / len(grid.rows)
     for index, row in enumerate(grid.rows):
         x = np.arange(len(row)) + (index - (len(grid.rows) - 1) / 2) * width
@@ -157,7 +159,7 @@ def _bars(grid: Grid) -> Figure:
     axes.grid(axis="y")
     axes.legend(loc="upper left", bbox_to_anchor=(-0.04, -0.18), ncols=3)
     _add_hot_spot(axes, 0)
-    return _of(axes)
+    return figure
 
 
 def _matrices(chart: Matrices) -> Figure:
@@ -165,7 +167,7 @@ def _matrices(chart: Matrices) -> Figure:
     rows = -(-len(chart.matrices) // columns)
     classes = max(len(matrix.names) for matrix in chart.matrices)
     with_names = chart.kind == "confusion" and classes <= LARGEST_WITH_TEXT
-    size = max(2.6, 0.42 * classes + 1.2) if with_names else 2.6
+    size = max(3.2, 0.42 * classes + 1.2) if with_names else 3.2 if chart.kind == "confusion" else 2.8
     figure = _figure(size * columns, size * rows + 0.4)
     figure.set_layout_engine("constrained")
     title = f"{KINDS[chart.kind]}: {chart.title}"
@@ -192,8 +194,8 @@ def _draw_matrix(axes: Axes, matrix: Matrix, kind: str, with_names: bool) -> Non
         axes.set(xlabel="taken for", ylabel="true class")
         width = 0.6 if len(matrix.boundaries) < 20 else 0.25
         edges, ends = np.array(matrix.boundaries) - 0.5, (-0.5, side - 0.5)
-        axes.hlines(edges, *ends, color=SOFT, linewidth=width, alpha=0.6)
-        axes.vlines(edges, *ends, color=SOFT, linewidth=width, alpha=0.6)
+        axes.hlines(edges, *ends, color=SOFT, linewidth=width, alpha=0.35)
+        axes.vlines(edges, *ends, color=SOFT, linewidth=width, alpha=0.35)
         names = [name if len(name) <= 18 else f"{name[:17]}…" for name in matrix.names]
         ticks = range(side) if with_names else range(0)
         axes.set_xticks(ticks, names if with_names else [], rotation=90)
@@ -226,12 +228,6 @@ def _figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height))
-
-
-def _of(axes: Axes) -> Figure:
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    return figure
 
 
 def _numbers(values: Sequence[float | None]) -> np.ndarray:
