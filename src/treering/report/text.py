@@ -170,7 +170,8 @@ def headline(results: Sequence[Result]) -> tuple[str, Table]:
     )
     below.sort(key=lambda cell: cell.difference or 0.0)
     columns = "method; difference; ours; paper; classes per step; memory; in the paper"
-    return sentence, listed("What falls short of the paper; docs/fidelity.md discusses why", below, columns)
+    short = {**COLUMNS, "method": lambda cell: cell.setting.method_name}
+    return sentence, listed("What falls short of the paper; docs/fidelity.md discusses why", below, columns, short)
 
 
 def highlights(results: Sequence[Result]) -> list[tuple[str, str, str]]:
@@ -182,18 +183,17 @@ def highlights(results: Sequence[Result]) -> list[tuple[str, str, str]]:
         if cell.mean is not None and cell.setting.method != "joint" and not in_paper(cell.setting.dataset):
             best[cell.setting.dataset] = max(rank, cell, key=lambda cell: cell.mean or 0.0)
     made = []
-    for cell in (cells["eeil"], cells["icarl"]):
+    for cell in (cells["eeil"], cells["icarl"], *best.values()):
+        name, comment = f"{cell.setting.method_name}, {cell.setting.steps_name}", ""
+        if cell.paper is not None:
+            comment = f"paper {COLUMNS['paper'](cell)}, {signed(cell.difference)}"
         if cell.mean is not None:
-            title = f"{cell.setting.method_name}, {cell.setting.steps_name}"
-            made.append((title, ours(cell), f"paper {COLUMNS['paper'](cell)}, {signed(cell.difference)}"))
+            made.append((name, ours(cell), comment or f"the best on {cell.setting.dataset_name}"))
     test = next(test for test in comparisons(results) if test.paper and test.setting.steps == "10")
     if test.lead is not None:
         paper = signed((cells["eeil"].paper or 0.0) - (cells["icarl"].paper or 0.0))
         comment = f"points in {words.counted(test.orders, 'class order')}; paper {paper}"
         made.append(("EEIL’s lead over iCaRL", signed(test.lead), comment))  # noqa: RUF001
-    for cell in best.values():
-        title = f"Best on {cell.setting.dataset_name}"
-        made.append((title, ours(cell), f"{cell.setting.method_name}, {cell.setting.steps_name}"))
     return made
 
 
