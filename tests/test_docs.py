@@ -69,6 +69,11 @@ def options_of(name: str) -> set[str]:
     return {"--help"}.union(*(each.opts for each in TREERING.commands[name].params))  # type: ignore[attr-defined]
 
 
+def make_targets() -> list[str]:
+    """The targets of the Makefile."""
+    return re.findall(r"^([\w-]+):", (PROJECT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
 def files_of(words: list[str]) -> list[Path]:
     """The files of this project that a command names."""
     return [PROJECT / word for word in words if word.endswith(".py")]
@@ -76,7 +81,6 @@ def files_of(words: list[str]) -> list[Path]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_and_all_their_options_are_there(page: Path) -> None:
-    targets = re.findall(r"^([\w-]+):", (PROJECT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for words in commands(page):
         match words:
@@ -89,7 +93,7 @@ def test_commands_and_all_their_options_are_there(page: Path) -> None:
                 if name == "recipes" and len(words) > 2:
                     assert Recipe.find(words[2])
             case ["make", target]:
-                assert target in targets, words
+                assert target in make_targets(), words
             case ["pip", "install", what]:
                 assert set(re.findall(r"\w+", what.lstrip("."))) <= extras.keys(), words
             case ["python", *rest]:
@@ -117,7 +121,10 @@ def test_commands_and_options_in_sentences_are_there(page: Path) -> None:
             assert used <= known[words[0]], code
         elif words[0].startswith("--"):
             assert used <= set().union(*known.values()), code
-        assert all(file.exists() for file in files_of(words) if words[0] == "python"), code
+        elif words[0] == "make":
+            assert words[1] in make_targets(), code
+        elif words[0] == "python":
+            assert all(file.exists() for file in files_of(words)), code
 
 
 @pytest.fixture
