@@ -27,8 +27,7 @@ format: $(VENV)/dev-installed
 	$(BIN)/ruff format .
 
 tables: $(VENV)/dev-installed
-	$(BIN)/python -m treering.report.tables README.md results
-	$(BIN)/python benchmarks/table.py README.md
+	$(BIN)/python benchmarks/table.py
 
 hooks: $(VENV)/dev-installed
 	$(INSTALL) pre-commit

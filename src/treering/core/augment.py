@@ -56,7 +56,7 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def augmented(images: Tensor, settings: Augmentation, generator: torch.Generator) -> Tensor:
-    """Return a stage's training images from uint8 `images`: `copies(settings)` blocks, each in the order of `images`."""
+    """Return a stage's training images: `copies(settings)` blocks, each in the order of `images`, uint8."""
     multiply = KINDS[settings.kind].multiply
     if multiply is None:
         return images
