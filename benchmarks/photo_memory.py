@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from treering.core import backbones
 from treering.photos import learn as photos
-from treering.cli import _keep_freed_memory
+from treering.runtime import allocator
 
-_keep_freed_memory()
+allocator.keep()
 network = backbones.build("efficientnet-lite0", 3, 0)
 network(torch.zeros(2, 3, 128, 128)).sum().backward()
 framework = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
