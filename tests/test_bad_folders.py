@@ -283,7 +283,7 @@ def test_an_empty_argument_is_not_this_folder(
 ) -> None:
     write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
     monkeypatch.chdir(tmp_path)
-    command(*arguments).refused("an argument is empty: is a variable not set?")
+    command(*arguments).refused("an argument is empty: check")
     assert [file.name for file in tmp_path.iterdir()] == ["photos"]
 
 

@@ -185,7 +185,7 @@ def test_an_interrupted_run_has_its_own_exit_code_and_goes_on_when_called_again(
     monkeypatch.setattr(methods.EEIL, "learn_step", interrupted)
     stopped = treering_run("tiny.toml")
     assert stopped.code == 130
-    assert stopped.err == "treering: interrupted; the same command goes on from where it was saved last\n"
+    assert re.fullmatch("treering: interrupted; run the same command again .*\n", stopped.err)
     assert results(tmp_path / "results") == {}
     assert treering_run("tiny.toml").code == 0
     assert steps == [0, 1, 1], "the first step is not learnt again"

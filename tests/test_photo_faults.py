@@ -596,7 +596,7 @@ def test_ctrl_c_at_any_moment_is_one_line_and_exit_code_130_and_the_learn_can_go
         errors = [line for line in one["said"].splitlines() if line.startswith("treering:")]
         assert len(errors) == 1, one
         assert "interrupted" in errors[0]
-        assert "the same command goes on" in errors[0]
+        assert "run the same command again" in errors[0]
         assert one["said"].endswith(errors[0] + "\n")
         assert "Traceback" not in one["said"]
         assert one["same"], one

@@ -39,17 +39,17 @@ _WITH_TORCH = {
     "learn": "photos.learn",
     "undo": "storage.model_folder",
 }
-"""Imported when first asked for, name -> module: PyTorch takes seconds, and `treering --help` should not."""
+"""The module of each name that is imported on first use: PyTorch takes seconds to load, which `--help` must not."""
 
 
 def load(folder: str | os.PathLike[str]) -> Learner:
-    """The learner saved in a model folder."""
+    """Return the learner that was saved in a model folder; `Learner.load` also takes a device and your own backbone."""
     from treering.learner import Learner
 
     return Learner.load(folder)
 
 
-if not TYPE_CHECKING:  # who checks types has the names from above, and would take misspelt ones too
+if not TYPE_CHECKING:  # a type checker has the names from above; with this it would accept misspelt ones too
 
     def __getattr__(name: str) -> Any:
         if name not in _WITH_TORCH:

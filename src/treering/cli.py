@@ -23,8 +23,7 @@ from treering.terminal import Bars, Terminal
 app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
 console = Console(emoji=False)
 
-UsageError: Any = typer.BadParameter.__base__
-"""A misspelt option, a missing argument and the like; typer has no public name for it."""
+UsageError: Any = typer.BadParameter.__base__  # for example a misspelt option; typer has no public name for this class
 
 
 def _show_version(wanted: bool) -> None:
@@ -49,7 +48,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo"),
     order: Annotated[int, typer.Option(min=0, max=MOST_ORDERS - 1, help="Class order: 0 is the usual one.")] = 0,
 ) -> None:
-    """Ten digits in five steps, with and without forgetting, drawn."""
+    """Learn ten digits in five steps, with and without forgetting, and draw the accuracy."""
     from treering import demo as digits_demo
 
     with _interruptible("interrupted"):
@@ -73,7 +72,7 @@ def run(
     device: Device = "auto",
     at_once: AtOnce = 8,
 ) -> None:
-    """One method over one dataset's stream for each recipe; on a GPU several at once."""
+    """Run the method of each recipe over its dataset's stream; on a GPU several runs train at once."""
     _run([Recipe.find(name).changed(change or []) for name in recipes], data, results, download, device, at_once)
 
 
@@ -89,7 +88,7 @@ def reproduce(
     device: Device = "auto",
     at_once: AtOnce = 8,
 ) -> None:
-    """Every run of a table of the paper that is not done yet."""
+    """Do every run of a table of the paper that is not done yet."""
     from treering.experiments import paper
 
     found = paper.find(experiment)
@@ -118,7 +117,7 @@ def report(
     results: Annotated[Path, typer.Argument(help="Folder of the result files.")] = Path("results"),
     out: Annotated[Path, typer.Option(help="Folder for the page, the tables and the figures.")] = Path("report"),
 ) -> None:
-    """Tables beside the paper's, figures, and one self-contained HTML page, from result files."""
+    """Make tables beside the paper's, figures and one self-contained HTML page from result files."""
     from treering.report import build as experiments_report
 
     with _interruptible("interrupted"):
@@ -133,7 +132,7 @@ def _run(recipes: list[Recipe], data: Path, results: Path, download: bool, devic
     from treering.runtime.device import find_device
 
     place = scheduler.Place(data, results, find_device(device), download)
-    with _interruptible("interrupted; the same command goes on from where it was saved last"):
+    with _interruptible("interrupted; run the same command again to go on from the last saved state"):
         with RunDisplay(console, [run_name(recipe) for recipe in recipes]) as display:
             outcomes = scheduler.run_all(recipes, place, at_once, display)
         show_results(console, outcomes, results)
@@ -155,7 +154,7 @@ def _forecast(recipes: list[Recipe], data: Path, results: Path, device: str) -> 
 
 
 ModelPath = Annotated[Path, typer.Argument(help="The model's folder.", readable=False)]
-"""What cannot be read is told where it is read, in treering's own words."""
+"""A path that typer does not check, so that treering itself can say what is wrong with it."""
 
 
 @app.command()
@@ -167,24 +166,22 @@ def learn(
     ] = None,
     memory: Annotated[
         int | None,
-        typer.Option(min=1, help="Images to keep, of each class unless memory.kind says otherwise; 30 in a new model."),
+        typer.Option(min=1, help="Images to keep of each class, unless memory.kind says otherwise; 30 in a new model."),
     ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.epochs=30.")] = None,
     validation: Annotated[
         Path | None,
         typer.Option(
-            help="Images to measure the accuracy on; a new model needs none of its own then: --set memory.held_out=0.",
+            help="Folder to measure the accuracy on; a new model may then hold out no images: --set memory.held_out=0.",
             readable=False,
         ),
     ] = None,
     keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of a new model's weights, augmentation and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of a new model's weights, augmentation and batches.")] = 0,
     device: Device = "auto",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be learnt, and how long it takes.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would learn and how long it takes.")] = False,
 ) -> None:
-    """Teach a model the classes of a folder; a model that is not there yet is made."""
+    """Teach a model the classes of a folder; the model is created if it does not exist."""
     from treering.photos import learn as photos
     from treering.photos.console import Printer
     from treering.photos.plan import Plan
@@ -196,7 +193,7 @@ def learn(
         plans.append(plan)
         printer.plan(plan, model, folder)
 
-    again = f"interrupted; {model} is as it was, and the same command goes on from where it was saved last"
+    again = f"interrupted; {model} is as it was: run the same command again to go on from the last saved state"
     with _interruptible(again), Bars(console) as bars:
         outcome = photos.learn(
             model,
@@ -221,10 +218,10 @@ def predict(
     model: ModelPath,
     inputs: Annotated[list[Path], typer.Argument(help="Images, or folders of images.", readable=False)],
     top: Annotated[int, typer.Option(min=1, help="Classes to name for each image.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Say what images show. The exit code is 1 if one could not be read."""
+    """Say what images show; the exit code is 1 if any image could not be read."""
     from treering import evaluation
     from treering.learner import Learner
     from treering.photos.console import Printer
@@ -240,11 +237,11 @@ def predict(
 @app.command()
 def evaluate(
     model: ModelPath,
-    folder: Annotated[Path, typer.Argument(help="FOLDER/<class>/<image>, not trained on.", readable=False)],
+    folder: Annotated[Path, typer.Argument(help="FOLDER/<class>/<image>, images not trained on.", readable=False)],
     picture: Annotated[Path | None, typer.Option(help="Draw the confusion matrix to this PNG file.")] = None,
     device: Device = "auto",
 ) -> None:
-    """How many images of a folder the model gets right, class by class."""
+    """Count how many images of a folder the model gets right, class by class."""
     from treering import evaluation
     from treering.learner import Learner
     from treering.photos.console import Printer
@@ -265,7 +262,7 @@ def info(
     model: ModelPath,
     gallery: Annotated[Path | None, typer.Option(help="Draw the exemplars to this PNG file.")] = None,
 ) -> None:
-    """What a model knows and keeps."""
+    """Show what a model knows and keeps."""
     from treering.learner import Learner
     from treering.photos import overview
     from treering.photos.console import Printer
@@ -307,7 +304,7 @@ def undo(model: ModelPath) -> None:
 
 @contextlib.contextmanager
 def _interruptible(message: str) -> Iterator[None]:
-    """Ctrl-C prints `message` and exits with code 130."""
+    """Have Ctrl-C print `message` and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -321,21 +318,21 @@ def _print_error(message: object) -> None:
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with a command, and where to read how it is written."""
+    """Return what is wrong with a command, and which help to read."""
     where = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
     return error.format_message().rstrip(".") + where
 
 
 def main() -> None:
-    """Entry point of the `treering` command."""
+    """Run the `treering` command."""
     allocator.keep()
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # large photos are fine, damaged camera data are too
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # large photos and damaged camera data are fine
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # of letters that the terminal's encoding lacks
+            stream.reconfigure(errors="replace")  # letters that the terminal's encoding lacks
     try:
-        if "" in sys.argv[1:]:  # as a path it would be this very folder
-            raise TreeringError("an argument is empty: is a variable not set?")
+        if "" in sys.argv[1:]:  # an empty path would mean the current folder
+            raise TreeringError("an argument is empty: check that its variable is set")
         code = app(prog_name="treering", standalone_mode=False)
     except TreeringError as error:
         _print_error(error)
@@ -349,5 +346,5 @@ def main() -> None:
         _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
     else:
         sys.exit(code or 0)
-    sys.stdout = None  # lest Python flush it on exit: it may be what is full
+    sys.stdout = None  # Python would flush it on exit, and its disk may be full
     sys.exit(2)

@@ -33,12 +33,12 @@ TITLES = {"eeil": "EEIL", "finetune": "fine-tuning"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one method reached."""
+    """The accuracy that one method reached."""
 
     accuracy: list[float]
-    """Percent, after each step, on the test images of all classes so far."""
+    """The percentage after each step on the test images of all classes so far."""
     first_classes: list[float]
-    """Percent, after each step, on the test images of the first step's classes: its fall is forgetting."""
+    """The percentage after each step on the test images of the first step's classes; its fall is forgetting."""
 
 
 def learn_digits(
@@ -60,7 +60,7 @@ def learn_digits(
 
 
 def run(console: Console, out: Path, order: int) -> None:
-    """The whole demo: learn, print a table, draw a picture."""
+    """Run the whole demo: learn, print a table, draw the picture."""
     dataset = digits.load()
     _figure_class()
     try:
@@ -68,7 +68,7 @@ def run(console: Console, out: Path, order: int) -> None:
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise TreeringError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
-    # Networks this small gain little from more threads, and one gives the same numbers on every number of cores.
+    # A network this small gains little from more threads, and one thread gives the same numbers on any machine.
     torch.set_num_threads(1)
     start = time.perf_counter()
     steps = split_steps(class_order(10, order), RECIPE.run.classes_per_step)
@@ -114,7 +114,7 @@ def _table(outcomes: dict[str, Outcome], steps: list[list[int]]) -> Table:
 
 
 def _figure_class() -> type[Figure]:
-    """Matplotlib's Figure, or an error that says how to get it."""
+    """Return matplotlib's Figure, or raise an error that says how to install it."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -123,7 +123,7 @@ def _figure_class() -> type[Figure]:
 
 
 def draw(outcomes: dict[str, Outcome], steps: list[list[int]], out: Path) -> list[Path]:
-    """Forgetting and its cure at a glance, as PNG and SVG; returns the two paths."""
+    """Draw the accuracy of each method after each step, as PNG and SVG; return the two paths."""
     figure = _figure_class()(figsize=(10, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     known = [sum(len(classes) for classes in steps[: number + 1]) for number in range(len(steps))]

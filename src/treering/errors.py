@@ -17,7 +17,7 @@ OUT_OF_MEMORY = "out of memory: close other programs and try again"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory left, which Python, torch and the libraries below it say in many ways."""
+    """Return whether memory ran out, which Python, torch and the libraries below it report in many ways."""
     said = str(error).lower()
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)
@@ -26,19 +26,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of other people's code says, in one line."""
+    """Return the first line of another library's error or, if it has no message, its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def look_up(table: Mapping[str, Entry], name: str, what: str) -> Entry:
-    """`table[name]`, or an error that names the nearest spelling of this kind of thing."""
+    """Return `table[name]`, or raise an error that says which valid `what` is spelt most like `name`."""
     if name not in table:
         raise TreeringError(f"unknown {what} {name!r}; {nearest(name, table)}")
     return table[name]
 
 
 def nearest(name: str, valid: Iterable[str], prefix: str = "") -> str:
-    """What to say of a wrong name: the valid one that was meant or, if none is near, all of them."""
+    """Return a hint for a wrong name: the nearest valid name or, if none is near, all of them."""
     names = list(valid)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + valid for valid in names)}"

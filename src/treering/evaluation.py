@@ -18,23 +18,23 @@ from treering.runtime import files
 from treering.words import shown
 
 MOST_NAMES = 250
-"""The most classes that a picture of the confusion matrix names; of more it names every second, third and so on."""
+"""The most classes that a picture of the confusion matrix names; with more it names every second, third and so on."""
 BATCH = 32
 """The number of images that are decoded and predicted at once."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most probable classes of an image, best first; or why it could not be read."""
+    """The most probable classes of an image, best first, or the reason why it could not be read."""
 
     file: Path
     classes: list[tuple[str, float]]
-    """Class and probability."""
+    """The classes with their probabilities."""
     error: str | None = None
 
 
 def predictions(model: Model, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
-    """Yield the `top` classes of each file, a batch at a time: any number of files takes the same memory."""
+    """Yield the `top` classes of each file; files are read in batches, so any number of them takes the same memory."""
     channels, size, _ = model.image_shape
     names = [str(name) for name in model.sorted_classes()]
     files = iter(paths)
@@ -87,7 +87,7 @@ class Evaluation:
 
 
 def evaluate(model: Model, folder: Path) -> Evaluation:
-    """Let the model say what each image of `folder`, laid out as for learning, shows."""
+    """Count which class the model takes each image of `folder` for; the folder is laid out as for learning."""
     names = [str(name) for name in model.classes]
     found = folders.scan(folder)
     skipped = list(found.skipped)
@@ -102,13 +102,13 @@ def evaluate(model: Model, folder: Path) -> Evaluation:
             else:
                 confusion[names.index(name), names.index(prediction.classes[0][0])] += 1
     if not confusion.any():
-        raise TreeringError(f"no image of a class that the model knows in {folder}: it knows {', '.join(names[:10])}")
+        raise TreeringError(f"{folder} has no image of a class that the model knows: it knows {', '.join(names[:10])}")
     new = {str(name) for name in model.history[-1]["new_classes"]} if len(model.history) > 1 else set()
     return Evaluation(names, confusion.tolist(), new, skipped)
 
 
 def require_drawing(picture: Path) -> None:
-    """Raise if the confusion matrix cannot be drawn to this file, before anything is evaluated."""
+    """Raise if the confusion matrix cannot be drawn to this file; this saves a long evaluation in vain."""
     files.require_png(picture)
     try:
         import matplotlib.figure  # noqa: F401
@@ -128,7 +128,7 @@ def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
     cell = min(0.32, 27.0 / len(columns))  # inches; the page is 4,680 pixels wide at most
     side = 3.0 + cell * len(columns)
     every = -(-len(columns) // MOST_NAMES)  # rounded up
-    size = min(10.0, 60 * cell * every)  # points, 72 an inch: a name is lower than its cells
+    size = min(10.0, 60 * cell * every)  # points, 72 per inch: a name is less tall than its cells
     figure = Figure(figsize=(side + 1.2, side), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
@@ -143,7 +143,7 @@ def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
                 axes.text(column, row, f"{share:.0f}", ha="center", va="center", color=colour, fontsize=7)
     figure.colorbar(image, shrink=0.6, label="% of the class's images")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that the font lacks
+        warnings.simplefilter("ignore")  # letters that the font lacks
         files.write_picture(picture, lambda stream: figure.savefig(stream, dpi=150, format="png"))
 
 

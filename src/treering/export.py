@@ -1,4 +1,4 @@
-"""A model as one file for other programs: ONNX, or PyTorch's own `.pt2`; kept only if it answers as the model does."""
+"""A model as one file for other programs, ONNX or PyTorch's `.pt2`, written only if it answers as the model does."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from treering.session import own_precision
 from treering.version import __version__
 
 TOLERANCE = 1e-4
-"""The largest difference of a probability between the exported model and this one."""
+"""The largest difference that is allowed between a probability of the exported model and of this one."""
 CHECKED = 64
-"""About how many images, exemplars and held-out ones, both models are asked about."""
+"""About how many exemplars and held-out images the two models are compared on."""
 
 
 class Deployed(nn.Module):
@@ -43,7 +43,7 @@ class Deployed(nn.Module):
 
 
 def export(model: Model, out: Path) -> float:
-    """Write `out` (.onnx or .pt2) and return the largest difference found when it was checked on the model's images."""
+    """Write `out` (.onnx or .pt2); return the largest difference that the check on the model's own images found."""
     method = model.method
     if type(method).probabilities is not Method.probabilities:
         raise TreeringError(
@@ -56,7 +56,7 @@ def export(model: Model, out: Path) -> float:
     images = [image for part in kept for image in part.cpu()]
     checked = images[:: max(1, len(images) // CHECKED)]  # some of every class
     if not checked:
-        raise TreeringError("the model has no images to check the exported file with")
+        raise TreeringError("the model has no images to check the exported file with: use a method with a memory")
     pixels = method.plain(torch.stack(checked)).float()
     deployed = Deployed(copy.deepcopy(method.network).cpu().eval(), model.sorted_columns()).eval()
     with own_precision(torch.device("cpu")):
@@ -66,7 +66,7 @@ def export(model: Model, out: Path) -> float:
             content, answers = (_onnx if out.suffix == ".onnx" else _pt2)(deployed, pixels, _facts(model, pixels))
         except TreeringError:
             raise
-        except Exception as error:  # the exporter may raise anything for a network of the user's
+        except Exception as error:  # the exporter may raise anything for a user's network
             raise TreeringError(f"torch cannot export this network: {first_line(error)}") from None
     difference = float(np.abs(answers - expected).max())
     if not difference <= TOLERANCE:
@@ -79,7 +79,7 @@ def export(model: Model, out: Path) -> float:
 
 
 def _facts(model: Model, pixels: Tensor) -> dict[str, str]:
-    """Say what the file's users have to know: the classes, and how an image becomes input."""
+    """Return what users of the file have to know: the classes, and how an image becomes input."""
     held, seen = (f"{width} x {height}" for _, height, width in (model.image_shape, pixels.shape[1:]))
     twice = 2 * model.image_shape[1]  # as image files are read for learning
     resize = f"decode the image (a JPEG after Pillow's draft('RGB', ({twice}, {twice}))), turn it upright (EXIF), "
@@ -127,7 +127,7 @@ def _onnx(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[b
 def _pt2(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[bytes, np.ndarray]:
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of weights that share memory, which is how the optimiser keeps them
+        warnings.simplefilter("ignore")  # the weights share memory, since the optimiser keeps them in one tensor
         torch.export.save(_program(deployed, pixels), buffer, extra_files=facts)
     loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     with torch.no_grad():
@@ -135,5 +135,5 @@ def _pt2(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[by
 
 
 def _in_two_batches(ask: Any, pixels: Tensor) -> np.ndarray:
-    """Ask for batches of two sizes, so that a fixed one would be noticed."""
+    """Return the answers for batches of two sizes, so that a fixed batch size would be noticed."""
     return np.concatenate([ask(part) for part in (pixels[:1], pixels[1:]) if len(part)])

@@ -37,26 +37,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a `partial_fit` is; handed to the learner's `progress` function after each epoch."""
+    """How far a `partial_fit` has come; the learner's `progress` function gets it after each epoch."""
 
     step: int
-    """From 1."""
+    """The number of the step, from 1."""
     stage: str
     epoch: int
-    """From 1 within the stage."""
+    """The number of the epoch within the stage, from 1."""
     epochs: int
     image_passes: int
     """The number of images that passed through the network in this epoch."""
     loss: float
-    """The mean over the epoch."""
+    """The mean loss over the epoch."""
 
 
 class NotLearntError(TreeringError, AttributeError):
-    """What was asked for exists only after the first `partial_fit`, as scikit-learn has it."""
+    """An access to what exists only after the first `partial_fit`; an AttributeError too, as in scikit-learn."""
 
 
 class Learner:
-    """An image classifier to teach classes with `partial_fit`, some now, some later; `predict` knows them all.
+    """An image classifier that learns new classes with each `partial_fit`; `predict` knows all of them.
 
     Nothing is checked or built before the first `partial_fit`.
 
@@ -68,13 +68,13 @@ class Learner:
     memory : int or Budget, optional
         How many images of old classes to keep in all, or a `Budget`. It replaces the recipe's.
     recipe : Recipe, optional
-        Every other setting. The default is the paper's for CIFAR-100, which multiplies images in memory;
-        `Recipe.find("photos")` takes any number of images, and leaves a fifth of the memory to images that
-        `treering learn` holds out.
+        Every other setting. The default is the paper's for CIFAR-100, which holds twelve copies of each image in
+        memory; `Recipe.find("photos")` takes any number of images, and leaves a fifth of the memory to images
+        that `treering learn` holds out.
     seed : int
-        Decides first weights, augmentation, batches and noise.
+        The seed of the first weights, augmentation, batches and noise.
     device : {"auto", "cpu", "cuda"}
-        Where to train; "auto" is a GPU where there is one.
+        The device to train on; "auto" is a GPU if there is one.
     progress : callable, optional
         Called with a `Progress` after each epoch.
 
@@ -85,7 +85,7 @@ class Learner:
     history_ : list of dict
         One record per step.
     exemplars_ : dict
-        The images in memory of each class, best first.
+        The exemplars of each class, best first.
 
     Examples
     --------
@@ -112,10 +112,10 @@ class Learner:
         self.progress = progress
         self._model: Model | None = None
         self._gate = Gate()
-        """Closed while a step is under way and the network is not whole."""
+        """Closed while a step is being learnt, when the network is half changed."""
 
-    # A step changes the network in place, so a copy gets a model of its own; and copied weights no longer are views of
-    # the optimiser's vector, which would be pickled with each of them.
+    # A step changes the network in place, so a copy gets a model of its own. Copied weights are no longer views of the
+    # optimiser's vector, which would otherwise be pickled with each of them.
 
     def __copy__(self) -> Self:
         twin = type(self).__new__(type(self))
@@ -129,7 +129,7 @@ class Learner:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state | {"_gate": Gate()}
-        if torch.is_inference_mode_enabled():  # tensors read there can never be trained, copies of them can
+        if torch.is_inference_mode_enabled():  # tensors made in this mode cannot be trained, but copies can
             with torch.inference_mode(False):
                 self._model = copy.deepcopy(self._model)
 
@@ -145,7 +145,7 @@ class Learner:
     def set_params(self, **params: Any) -> Self:
         """Change constructor arguments.
 
-        After the first step `partial_fit` takes up `progress` and the memory's size only; `fit` takes up everything.
+        After the first step `partial_fit` heeds only `progress` and the memory's size; `fit` heeds every argument.
         """
         for name, value in params.items():
             if name not in self.get_params():
@@ -155,7 +155,7 @@ class Learner:
 
     @property
     def classes_(self) -> np.ndarray:
-        """The classes learnt so far, sorted as scikit-learn's tools take them to be; `history_` has them by step."""
+        """The classes learnt so far, sorted as scikit-learn's tools expect; `history_` has them by step."""
         return _label_array(self.learnt_model().sorted_classes())
 
     @property
@@ -165,7 +165,7 @@ class Learner:
 
     @property
     def exemplars_(self) -> dict[Hashable, np.ndarray]:
-        """The images in memory of each class, best first: n x H x W x C, uint8."""
+        """The exemplars of each class, best first: n x H x W x C, uint8."""
         learnt = self.learnt_model()
         exemplars = learnt.method.memory.exemplars.items()
         return {learnt.classes[column]: images.movedim(1, -1).cpu().numpy().copy() for column, images in exemplars}
@@ -173,21 +173,21 @@ class Learner:
     @torch.inference_mode(False)
     @torch.enable_grad()
     def partial_fit(self, images: Any, labels: Any = None, classes: Any = None) -> Self:
-        """Learn one step: new classes get a new head, images of known classes strengthen those.
+        """Learn one step: new classes get a new head, and further images of known classes improve those classes.
 
         On an error or an interruption the learner stays as it was before the call.
 
         Parameters
         ----------
         images : array, tensor, list, Dataset, folder or iterator
-            uint8 N x H x W (x 1 or 3), floating-point 0..1, names of image files, a torch Dataset of (image, label), a
-            folder with one folder of images per class, or an iterator of batches (images, labels), which need not fit
-            into memory.
+            Pixels N x H x W (x 1 or 3), uint8 or floating-point 0..1; names of image files; a torch Dataset of (image,
+            label); a folder with one folder of images per class; or an iterator of batches (images, labels), which
+            together need not fit into memory.
         labels : sequence, optional
-            One label per image: texts, numbers or other hashable values, all of one type. Left out where the images
+            One label per image: texts, numbers or other hashable values, all of one type. Leave it out if the images
             bring their own.
         classes : ignored
-            What is to come, as scikit-learn's tools tell it.
+            Accepted because scikit-learn's tools announce all future classes here.
 
         Returns
         -------
@@ -199,7 +199,7 @@ class Learner:
         return self
 
     def fit(self, images: Any, labels: Any = None) -> Self:
-        """Forget everything, then learn one step: what scikit-learn's tools call, cross-validation for one."""
+        """Forget everything, then learn one step, as cross-validation and other tools of scikit-learn expect."""
         with self._gate.using("fit"):
             learnt, self._model = self._model, None
         try:
@@ -223,9 +223,9 @@ class Learner:
         resume: InFlight | None = None,
         watcher: Watcher | None = None,
     ) -> None:
-        """Do what `partial_fit` does, with images N x C x H x W and labels as they are meant to be.
+        """Do what `partial_fit` does, for images N x C x H x W and labels that need no conversion.
 
-        `watcher` is told of every epoch, from whose state a later call can go on with `resume`.
+        `watcher` is told of every epoch; a later call goes on from the state of that epoch if it gets it as `resume`.
         """
         with self._gate.changing("learn the next"):
             before = self._model or self._new_model(pixels)
@@ -249,13 +249,13 @@ class Learner:
             )
 
     def predict(self, images: Any) -> np.ndarray:
-        """Return the most probable class of each image, as the label was given."""
+        """Return the most probable class of each image, as it was given to `partial_fit`."""
         return self.classes_[self.predict_proba(images).argmax(1)]
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """Return N x classes; columns follow `classes_`, so that a class learnt later may add one between others.
+        """Return probabilities N x classes; columns follow `classes_`, so a later class may stand between others.
 
-        Images are given as for `partial_fit`, but not as a folder; the name of one file serves too.
+        Images are given as for `partial_fit`, except as a folder; the name of a single file works too.
         """
         with self._gate.using("predict"):
             learnt = self.learnt_model()
@@ -278,21 +278,21 @@ class Learner:
             model_folder.save(self.learnt_model().content(), Path(folder), keep)
 
     def evaluate(self, folder: str | os.PathLike[str]) -> evaluation.Evaluation:
-        """Count how many images of a folder, with one folder per class, it gets right."""
+        """Count how many images of a folder, with one folder per class, the learner gets right."""
         with self._gate.using("evaluate"):
             return evaluation.evaluate(self.learnt_model(), Path(folder))
 
     def export(self, out: str | os.PathLike[str]) -> float:
-        """Write one file for other programs, OUT.onnx or OUT.pt2; return by how much its answers differ."""
+        """Write one file for other programs, OUT.onnx or OUT.pt2; return how far its probabilities differ at most."""
         with self._gate.using("export"):
             return exporting.export(self.learnt_model(), Path(out))
 
     @classmethod
     @torch.inference_mode(False)
     def load(cls, folder: str | os.PathLike[str], backbone: nn.Module | None = None, device: str = "auto") -> Self:
-        """Read a model folder. A model learnt with a module as its backbone needs such a module again.
+        """Return the learner saved in a model folder; one that learnt with a module as its backbone needs it again.
 
-        The module's weights matter only to the method "joint", which begins each step with them.
+        The module's weights matter only to the method "joint", which starts every step from them.
         """
         loaded = model.load(Path(folder), backbone, find_device(device))
         learner = cls(backbone=backbone, recipe=loaded.method.recipe, seed=loaded.seed, device=device)
@@ -301,7 +301,7 @@ class Learner:
 
     @property
     def model(self) -> Model | None:
-        """What is learnt, as the other modules use it; None before the first step."""
+        """The learnt model, for treering's other modules; None before the first step."""
         return self._model
 
     def learnt_model(self) -> Model:
@@ -311,7 +311,7 @@ class Learner:
         return self._model
 
     def resolved_recipe(self) -> Recipe:
-        """Return the recipe with the constructor's backbone and memory; once learnt, only the memory's size counts."""
+        """Return the recipe with the constructor's backbone and memory; after a step only the memory's size counts."""
         if self._model:
             learnt = self._model.method.recipe
             budget, before = self._with_memory(learnt).memory, learnt.memory
@@ -344,7 +344,7 @@ class Learner:
         return replace(recipe, memory=replace(recipe.memory, kind="total", size=int(self.memory), held_out=0.0))
 
     def _new_model(self, pixels: Images) -> Model:
-        """Make a model that knows no class yet, for images like `pixels`, the first step's."""
+        """Make a model that knows no class yet, for images of the shape of `pixels`, those of the first step."""
         recipe, seed, device = self.resolved_recipe(), int(self.seed), find_device(self.device)
         module = self.backbone if isinstance(self.backbone, nn.Module) else None
         return Model(session.begin(recipe, pixels, seed, device, module), seed, tuple(pixels.shape[1:]))
@@ -354,14 +354,14 @@ class Learner:
         return given.examples(images, labels, *self._file_format(), channels)
 
     def _file_format(self) -> tuple[int, int]:
-        """Return the side of the squares that image files are read as, and their channels."""
+        """Return the side and the channels of the squares that image files are read as."""
         if self._model:
             return self._model.image_shape[1], self._model.image_shape[0]
         return self.resolved_recipe().run.image_size, 3
 
 
 class _Reporter(Watcher):
-    """Tells the learner's `progress` function of every epoch, after another watcher."""
+    """Tells every epoch to another watcher first, and then to the learner's `progress` function."""
 
     def __init__(self, step: int, progress: Callable[[Progress], None] | None, first: Watcher) -> None:
         self.step, self.progress, self.first = step, progress, first

@@ -69,7 +69,7 @@ class Model:
             raise TreeringError(f"images of {given} were given, but this learner has learnt images of {learnt}")
 
     def next_step(self, pixels: Images, names: Sequence[Hashable], budget: Budget) -> tuple[Step, Model]:
-        """Return the step that these images are, and the model as it will be when the step is learnt."""
+        """Return these images as a step, and the model as it will be once the step is learnt."""
         arrays.one_type(names, self.classes)
         self.require_shape(pixels.shape)
         new = in_order(set(names) - set(self.classes))
@@ -89,7 +89,7 @@ class Model:
         return Step(inside, torch.tensor([column[name] for name in names], device=device), len(new)), after
 
     def without_held_out(self, pixels: Images, names: list[Hashable]) -> tuple[Images, list[Hashable]]:
-        """Leave out the images that only measure the accuracy."""
+        """Leave out the images that are held out to measure the accuracy."""
         if not self.held_out:
             return pixels, names
         secret = set(digests(torch.cat(list(self.held_out.values()))))
@@ -97,13 +97,13 @@ class Model:
         lost = in_order(set(names) - {names[index] for index in free} - set(self.classes))
         if lost or not free:
             whose = f" of {lost[0]}" if lost else ""
-            raise TreeringError(f"all images{whose} are held out of training, to measure it: give others")
+            raise TreeringError(f"all images{whose} are held out of training to measure the accuracy: give others")
         if len(free) < len(names):
             logger.warning("%d of the images are left out: they are held out of training", len(names) - len(free))
         return pixels[torch.tensor(free)], [names[index] for index in free]
 
     def content(self) -> Content:
-        """Return what a folder is to hold of it."""
+        """Return what a model folder holds of the model."""
         method = self.method
         state = method.generator.get_state().numpy().tobytes().hex()
         facts = {
@@ -120,7 +120,7 @@ class Model:
 
 
 def load(path: Path, backbone: nn.Module | None, device: torch.device) -> Model:
-    """Read the model that a folder holds; one that was learnt with a module of the user's needs such a `backbone`."""
+    """Read the model in a folder; a model that was learnt with a user's own module needs such a `backbone`."""
     return model_folder.consistently(path, functools.partial(_read, path, backbone, device))
 
 
@@ -155,7 +155,7 @@ def _read(path: Path, backbone: nn.Module | None, device: torch.device, manifest
 
 def in_order(labels: set[Hashable]) -> list[Hashable]:
     """Sort labels; those that have no order are sorted by their text."""
-    if any(isinstance(label, frozenset) for label in labels):  # their < is "part of"
+    if any(isinstance(label, frozenset) for label in labels):  # < means "is a subset of" there
         return sorted(
             labels, key=lambda label: sorted(map(repr, label)) if isinstance(label, frozenset) else [repr(label)]
         )

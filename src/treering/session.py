@@ -1,6 +1,6 @@
-"""The one driver of a step: it builds a method, has it learn a step whole or not at all, and goes on with one.
+"""The one driver of a step: it builds a method, has it learn a step completely or not at all, and resumes one.
 
-`Learner`, `treering learn` and `treering run` all learn by it.
+`Learner`, `treering learn` and `treering run` all use it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from treering.runtime.pixels import Images
 
 
 def begin(recipe: Recipe, images: Images, seed: int, device: torch.device, backbone: nn.Module | None = None) -> Method:
-    """Build the recipe's method, which knows no class yet, for images like these, the first step's.
+    """Build the recipe's method without any class; `images`, the first step's, give their shape and mean image.
 
-    A copy of `backbone`, where one is given, takes the place of the recipe's.
+    A copy of `backbone`, if one is given, replaces the recipe's.
     """
     module = backbones.copied(backbone) if backbone else backbones.build(recipe.backbone, images.shape[1], seed)
     mean = backbones.input_mean(module, images, recipe.augmentation, recipe.pixel_scale)
@@ -40,10 +40,10 @@ def learn(
     memory_size: int | None = None,
     commit: Callable[[], None] = lambda: None,
 ) -> None:
-    """Learn step `number`, counted from 1; on any failure or interruption the method is as it was before.
+    """Learn step `number`, counted from 1; after a failure or an interruption the method is as it was before.
 
-    `resume` is the state of this very step from which to go on. `memory_size` is the size of the memory from this step
-    on. `commit` is called when all is learnt: Ctrl-C comes before it or after it, never in between.
+    `resume` is a saved state of this step to go on from. `memory_size` is the size of the memory from this step on.
+    `commit` is called once the step is learnt; Ctrl-C takes effect before or after it, never during it.
     """
     before, done = method.snapshot(), False
     try:
@@ -63,5 +63,5 @@ def learn(
 
 
 def own_precision(device: torch.device) -> torch.autocast:
-    """Compute in the network's own precision, whatever the caller's, and keep no cast weights beyond an update."""
+    """Return a context in which the network's own precision holds, not the caller's, and no cast weights are cached."""
     return torch.autocast(device.type, enabled=False, cache_enabled=False)

@@ -1,4 +1,4 @@
-"""Plain lines and progress bars on a terminal, whatever the names in them."""
+"""Plain lines, tables and progress bars on a terminal, whatever names they show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Terminal:
         """Print one line."""
         try:
             self.console.print(shown(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
-        except OSError as error:  # told here, lest a file be blamed for it
+        except OSError as error:  # raised here, or another file would be blamed for it
             raise TreeringError(f"the output cannot be written: {error.strerror or error}") from None
 
     def table(self, table: Table) -> None:
@@ -29,7 +29,7 @@ class Terminal:
 
 
 class Bars:
-    """A progress bar for each thing that is done, on a terminal."""
+    """Progress bars, one for each task, which show on a terminal only."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
