@@ -41,8 +41,8 @@ class EEIL(Method):
         self.trainer.fit("training", training_set, recipe.training)
         del training_set
 
-        # Stage 3: balanced fine-tuning on as many images of each class in the step as old classes have exemplars.
-        # The temporary distillation on the new head makes all heads distilled, from the network as it is now.
+        # Stage 3: balanced fine-tuning on as many images of each class in the step as old classes have exemplars. With
+        # the paper's temporary distillation of the new head, all heads are distilled from the network as it is now.
         candidates = self.candidates(step)
         if not first_step and recipe.balanced.epochs:
             images, labels = together(memory.exemplars | self.rank(candidates, memory.largest_class()))
@@ -61,8 +61,8 @@ class EEIL(Method):
     def label(cls, recipe: Recipe) -> str:
         """Return the method's name in results; the ablations have names of their own (table 2b)."""
         augmented, balanced = recipe.augmentation.kind != "none", recipe.balanced.epochs > 0
-        names = {(False, False): "eeil-base", (True, False): "eeil-da", (False, True): "eeil-bf", (True, True): "eeil"}
-        return names[augmented, balanced]
+        ablations = {(False, False): "-base", (True, False): "-da", (False, True): "-bf", (True, True): ""}
+        return recipe.method + ablations[augmented, balanced]
 
     @classmethod
     def plan_step(cls, recipe: Recipe, step: Counts, memory: Counts) -> list[StagePlan]:
