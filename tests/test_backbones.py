@@ -270,7 +270,7 @@ class Doubled(nn.Module):
     [
         (BuiltLate(), "layers without a size yet"),
         (WithMore(), "a state besides tensors"),
-        (Doubled(), "weights of torch.float64: treering trains in torch.float32"),
+        (Doubled(), "weights of torch.float64: convert them to torch.float32"),
         (Returns(lambda x: x.flatten(1)[:, : 4 * len(x)]), "8 in evaluation and 4 for one image"),
         (Returns(lambda x: x.flatten(1).squeeze()), r"for 1 image it gave torch.float32 and shape \(192,\)"),
     ],

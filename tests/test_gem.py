@@ -411,7 +411,7 @@ def test_gem_refuses_a_memory_that_it_cannot_keep(budget: Budget, tmp_path: Path
 def test_other_methods_refuse_a_memory_per_step(method: str, tmp_path: Path) -> None:
     budget = Budget("per-step", 4)
     learner = tiny_learner(method=method, memory=budget)
-    with pytest.raises(TreeringError, match=rf"^{method} cannot keep exemplars per-step: set memory.kind to"):
+    with pytest.raises(TreeringError, match=rf"^{method} cannot keep a per-step memory: set memory.kind to"):
         learner.partial_fit(images_of([0, 1] * 4), [0, 1] * 4)
     with pytest.raises(TreeringError, match=rf"^{method} cannot keep"):
         StreamRun(replace(RUN, method=method, memory=budget), tiny_images(), tmp_path)

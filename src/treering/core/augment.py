@@ -2,7 +2,7 @@
 
 Images are N x C x H x W with pixel values 0..255. The four operations are pure functions of images and the random
 values drawn for them; `twelvefold` and `twofold` draw those values, combine the operations as the paper does for
-CIFAR-100 [6] and for ImageNet [7], and return uint8; `crop_mirror` is iCaRL's way, `photo` the one for few photos.
+CIFAR-100 [6] and for ImageNet [7], and return uint8. `crop_mirror` is iCaRL's way, and `photo` suits a few photos.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from treering.recipe import Augmentation
 
 CHUNK = 2048
-"""Most images augmented at once."""
+"""The most images that are augmented at once."""
 PHOTOS = 64
-"""Most photos transformed at once: bounds the memory that their float copies take."""
+"""The most photos that are transformed at once, which bounds the memory that their float copies take."""
 CHUNK_VALUES = 2**25
-"""Most pixel values augmented at once: bounds the memory that float copies take."""
+"""The most pixel values that are augmented at once, which bounds the memory that float copies take."""
 
 
 def brightness(images: Tensor, shift_N: Tensor) -> Tensor:
@@ -30,13 +30,13 @@ def brightness(images: Tensor, shift_N: Tensor) -> Tensor:
 
 
 def contrast(images: Tensor, factor_N: Tensor) -> Tensor:
-    """(im - mean) * contrast + mean, with the mean of each channel of the image."""
+    """Return (image - mean) * factor + mean, with the mean of each channel of each image."""
     mean = images.mean((2, 3), keepdim=True)
     return ((images - mean) * factor_N[:, None, None, None] + mean).clamp(0, 255)
 
 
 def crop(images: Tensor, top_N: Tensor, left_N: Tensor, size: tuple[int, int]) -> Tensor:
-    """The window of `size` whose upper left corner is (top, left), for each image its own."""
+    """Cut a window of `size` out of each image, whose upper left corner is the image's own (top, left)."""
     rows = top_N[:, None] + torch.arange(size[0], device=images.device)
     columns = left_N[:, None] + torch.arange(size[1], device=images.device)
     image = torch.arange(len(images), device=images.device)[:, None, None]
@@ -44,12 +44,12 @@ def crop(images: Tensor, top_N: Tensor, left_N: Tensor, size: tuple[int, int]) -
 
 
 def mirror(images: Tensor) -> Tensor:
-    """Left-right."""
+    """Flip images left to right."""
     return images.flip(3)
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """To `size` x `size`, smoothed; images that have this size stay as they are."""
+    """Resize images to `size` x `size`, smoothed; images of this size stay as they are."""
     if images.shape[2:] == (size, size):
         return images
     return F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
@@ -88,7 +88,7 @@ def plain(images: Tensor, settings: Augmentation) -> Tensor:
 
 
 def twelvefold(images: Tensor, settings: Augmentation, generator: torch.Generator) -> list[Tensor]:
-    """Original, brightness, contrast; a random crop of each of the three; the mirror of all six [6]."""
+    """Return the original, other brightness, other contrast; a random crop of each; the mirror of all six [6]."""
     pixels = images.float()
     three = [
         pixels,
@@ -101,7 +101,7 @@ def twelvefold(images: Tensor, settings: Augmentation, generator: torch.Generato
 
 
 def twofold(images: Tensor, settings: Augmentation, generator: torch.Generator) -> list[Tensor]:
-    """Each image and its mirror; each of the two gets brightness, contrast and crop, each with probability 1/2 [7]."""
+    """Return images and mirrors; to each, brightness, contrast and crop are applied with probability 1/2 each [7]."""
     size = (settings.crop_size, settings.crop_size)
     if min(images.shape[2:]) < settings.crop_size:
         images = resize(images, settings.crop_size)
@@ -118,13 +118,13 @@ def twofold(images: Tensor, settings: Augmentation, generator: torch.Generator) 
 
 
 def crop_mirror(images: Tensor, settings: Augmentation, generator: torch.Generator) -> list[Tensor]:
-    """A random crop of each image, mirrored with probability 1/2: iCaRL's augmentation."""
+    """Return a random crop of each image, mirrored with probability 1/2: iCaRL's augmentation."""
     cropped = _random_crop(F.pad(images, [settings.padding] * 4), images.shape[2:], generator)
     return [torch.where(_coin(len(images), generator), mirror(cropped), cropped)]
 
 
 def photo(images: Tensor, settings: Augmentation, generator: torch.Generator) -> list[Tensor]:
-    """A random part of each photo that fills the input, mirrored with probability 1/2, in other light and contrast.
+    """Resize a random part of each photo to the input's size, mirror it at 1/2 probability, change light and contrast.
 
     The part has 55 to 100 % of the photo's area and is up to a quarter wider or taller in shape.
     """
@@ -148,15 +148,15 @@ def photo(images: Tensor, settings: Augmentation, generator: torch.Generator) ->
 
 
 class Kind(NamedTuple):
-    """A kind of augmentation."""
+    """What a kind of augmentation does, and what else depends on it."""
 
     multiply: Callable[[Tensor, Augmentation, torch.Generator], list[Tensor]] | None
     copies: int = 1
-    """How many training images one image becomes."""
+    """The number of training images that one image becomes."""
     each_epoch: bool = False
-    """Whether it is drawn anew for each epoch rather than once a stage."""
+    """Whether it is drawn anew for each epoch rather than once for a stage."""
     resizes: bool = False
-    """Whether the network's input has another size than the images: `crop_size`."""
+    """Whether the network's input has the size `crop_size` rather than that of the images."""
 
 
 KINDS: dict[str, Kind] = {

@@ -30,12 +30,12 @@ def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) ->
 
 def _norm(channels: int) -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(channels)
-    norm.num_batches_tracked = None  # nobody reads the counter, and counting costs a kernel per layer and step
+    norm.num_batches_tracked = None  # nothing reads the counter, and counting costs a GPU launch per layer and update
     return norm
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions and a shortcut; where the shape changes the shortcut is `projection` or parameter-free."""
+    """Two 3 x 3 convolutions and a shortcut, which is a `projection` or parameter-free where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, projection: bool) -> None:
         super().__init__()
@@ -96,13 +96,13 @@ def resnet18(channels: int, last_relu: bool = True) -> ResNet:
 
 
 def small(channels: int) -> nn.Module:
-    """Three residual blocks for images of about 8 x 8 pixels, 64 features."""
+    """A network of three residual blocks for images of about 8 x 8 pixels, with 64 features."""
     stem = nn.Sequential(_convolution(channels, 16), _norm(16), nn.ReLU())
     return ResNet(stem, [16, 32, 64], blocks=1, projection=False)
 
 
 class Pretrained(nn.Module):
-    """A network from elsewhere, for pixels 0..1 less `pixel_mean`: the rest of what its weights expect is in here."""
+    """A pretrained network: its input is pixels 0..1 minus `pixel_mean`, and it divides them by `deviation` itself."""
 
     prefers_channels_last = True
     deviation: Tensor
@@ -111,7 +111,7 @@ class Pretrained(nn.Module):
         super().__init__()
         self.network = network
         self.pixel_mean = tuple(mean)
-        """Of each channel; takes the place of the first step's mean image."""
+        """The mean of each channel, which replaces the first step's mean image."""
         self.register_buffer("deviation", torch.tensor(deviation).view(-1, 1, 1), persistent=False)
         for module in network.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -122,9 +122,9 @@ class Pretrained(nn.Module):
 
 
 STATISTICS_MOMENTUM = 0.1
-"""Of batch normalisation: a step on a few photos has too few batches for the hundredth that some networks come with."""
+"""The momentum of batch normalisation: a step on a few photos has too few batches for the 0.01 of some networks."""
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""What most networks trained on ImageNet expect."""
+"""The mean and deviation of each channel that most networks trained on ImageNet expect."""
 WITHOUT_PACKAGE = "the backbone {name} needs {package}: pip install {install}, or choose resnet18"
 
 
@@ -184,9 +184,9 @@ def _torchvision(name: str, pretrained: bool) -> nn.Module:
 
 
 NO_SIZE_YET = "the backbone has layers without a size yet: pass a batch of images through it first"
-"""Of a backbone: what torch makes in its first forward is not trained from the first step on."""
+"""The error of lazy layers, whose parameters torch makes too late for training to find them."""
 LIBRARIES: dict[str, Callable[[str, bool], nn.Module]] = {"timm": _timm, "torchvision": _torchvision}
-"""Library -> function of (name there, with its weights)."""
+"""The function of each library that makes a network by its name there, with its weights or without."""
 
 BACKBONES: dict[str, Callable[[int], nn.Module]] = {
     "resnet32": resnet32,
@@ -199,7 +199,7 @@ BACKBONES: dict[str, Callable[[int], nn.Module]] = {
 
 
 def build(name: str, channels: int, seed: int, pretrained: bool = True) -> nn.Module:
-    """The named feature extractor with weights drawn from `seed`, or with those it comes with if `pretrained`.
+    """Return the named feature extractor: with its own weights if it has some and `pretrained`, else drawn from `seed`.
 
     The global random state stays as it was.
     """
@@ -223,14 +223,14 @@ def _from_library(library: str, name: str, pretrained: bool) -> nn.Module:
         return LIBRARIES[library](name, pretrained)
     except TreeringError:
         raise
-    except Exception as error:  # an unknown name, no network for the weights: whatever that library raises
+    except Exception as error:  # the library may raise anything, for an unknown name or without internet
         raise TreeringError(f"{library} cannot make the backbone {name}: {first_line(error)}") from None
 
 
 def input_mean(module: nn.Module, images: Images, settings: Augmentation, pixel_scale: float) -> Tensor:
-    """What normalisation subtracts [5], C x H x W: the mean that the module was trained with, or that of `images`.
+    """Return the mean that normalisation subtracts [5], C x H x W: that of a pretrained module, or that of `images`.
 
-    These are the first step's, for good: later data must not leak backwards.
+    `images` are those of the first step; the mean stays as it is, since it must not depend on later data.
     """
     inside = (augment.plain(part, settings) for part in images.split(augment.CHUNK))
     if isinstance(module, Pretrained):
@@ -242,7 +242,7 @@ def input_mean(module: nn.Module, images: Images, settings: Augmentation, pixel_
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy, on the CPU, of a module of the user's."""
+    """Return a copy of a user's module on the CPU; raise if it could not be trained or saved."""
     if not isinstance(module, nn.Module):
         raise TreeringError(f"the backbone must be a torch.nn.Module, not {module!r}")
     if any(is_lazy(part) for part in (*module.parameters(), *module.buffers())):
@@ -251,7 +251,7 @@ def copied(module: nn.Module) -> nn.Module:
         raise TreeringError("the backbone has a state besides tensors (get_extra_state), which cannot be saved")
     try:
         twin = copy.deepcopy(module).cpu()
-    except Exception as error:  # whatever a module of the user's raises
+    except Exception as error:  # a user's module may raise anything
         raise TreeringError(f"the backbone cannot be copied, as training needs: {first_line(error)}") from error
     for part in (*twin.parameters(), *twin.buffers()):
         if 0 in part.stride():  # elements that share their memory cannot be written
@@ -262,11 +262,11 @@ def copied(module: nn.Module) -> nn.Module:
 def probe(module: nn.Module, image_shape: Sequence[int]) -> tuple[int, bool]:
     """Pass blank images of `image_shape` (C, H, W) through a copy of `module`, in both its modes.
 
-    Returns D, the number of features, and whether the module draws from torch's own generators, as dropout does.
+    Return D, the number of features, and whether the module draws from torch's own generators, as dropout does.
     """
     kinds = {part.dtype for part in module.parameters() if part.requires_grad} - {torch.float32}
     if kinds:
-        raise TreeringError(f"the backbone has weights of {kinds.pop()}: treering trains in torch.float32")
+        raise TreeringError(f"the backbone has weights of {kinds.pop()}: convert them to torch.float32")
     sizes = []
     with randomness.borrowed():
         before = torch.get_rng_state()
@@ -275,7 +275,7 @@ def probe(module: nn.Module, image_shape: Sequence[int]) -> tuple[int, bool]:
             try:
                 with torch.no_grad():
                     out = tried(torch.zeros(images, *image_shape))
-            except Exception as error:  # whatever a module of the user's raises
+            except Exception as error:  # a user's module may raise anything
                 raise TreeringError(
                     f"the backbone fails on images of shape {tuple(image_shape)}: {first_line(error)}"
                 ) from error

@@ -18,13 +18,13 @@ from treering.core.update import BatchUpdate, Constraint, Loss, TrainingSet
 logger = logging.getLogger(__name__)
 
 WARM_UP_UPDATES = 3
-"""Eager updates before a capture: they compile, pick algorithms and allocate. Their effect is undone."""
+"""The number of eager updates before a capture: they compile, choose algorithms and allocate, and are undone."""
 
 QUEUED_UPDATES = 16
-"""A run queues at most three times as many: a full queue would hold up the other runs of the process."""
+"""A run queues at most three times as many updates: a full queue would hold up the other runs of the process."""
 
 _capturing = threading.Lock()
-"""Compilation and capture are for one thread at a time; other runs of the process go on replaying theirs."""
+"""Held while a thread compiles and captures; other runs of the process go on replaying their updates."""
 
 
 class CapturedUpdate(BatchUpdate):
@@ -44,7 +44,7 @@ class CapturedUpdate(BatchUpdate):
     ) -> None:
         super().__init__(network, optimizer, loss, training_set, batch_size, constraint)
         self.graph = torch.cuda.CUDAGraph()
-        # A stream of its own: library workspaces belong to a stream, and two graphs that share one deadlock.
+        # Each graph has a stream of its own: library workspaces belong to a stream, and graphs that share one deadlock.
         self.stream = torch.cuda.Stream(priority=torch.cuda.current_stream().priority)
         self._replays = 0
         self._queued: collections.deque[torch.cuda.Event] = collections.deque()
@@ -53,18 +53,18 @@ class CapturedUpdate(BatchUpdate):
         values, momentum = optimizer.values.clone(), optimizer.momentum.clone()
         with _capturing:
             self._warm_up()
-            if hasattr(self.graph, "register_generator_state"):  # newer versions of torch find it by themselves
+            if hasattr(self.graph, "register_generator_state"):  # newer versions of torch do this by themselves
                 self.graph.register_generator_state(generator)
             with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
                 super().run_batch()
         network.load_tensors(network.head_sizes, statistics)
         network.load_unsaved(unsaved)
-        optimizer.values.copy_(values)  # spare columns too
+        optimizer.values.copy_(values)  # including spare columns, which `tensors` leaves out
         optimizer.momentum.copy_(momentum)
         generator.set_state(random_state)
 
     def run_batch(self) -> None:
-        """Replay what was captured."""
+        """Replay the captured update."""
         self.graph.replay()
         self._replays += 1
         if self._replays % QUEUED_UPDATES == 0:
@@ -99,7 +99,7 @@ class CapturedUpdate(BatchUpdate):
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def _update_eagerly(self) -> None:
-        """Do what a replay will do, and apply the gradient where a replay leaves that to a constraint."""
+        """Do without a graph what a replay does; apply the gradient even where a constraint would change it first."""
         self.batch_number.zero_()
         super().run_batch()
         if self.constraint:
@@ -107,7 +107,7 @@ class CapturedUpdate(BatchUpdate):
 
 
 def try_kernels(update: BatchUpdate, update_once: Callable[[], None]) -> None:
-    """Update by the kernels or, if they fail, without them; if only that works, they are given up everywhere."""
+    """Update with the kernels or, if they fail, without them; if that works, later networks do without them too."""
     try:
         update.extract = fused.extractor(update.network, len(update.batch)) or update.extract
         update_once()

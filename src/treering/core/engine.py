@@ -1,6 +1,6 @@
 """How a network computes while it trains: its precision, its kernels, whether it is compiled and captured.
 
-An engine changes how fast a training is, not what it computes: it differs from plain float32 by rounding alone.
+An engine changes how fast training is, not what it computes: results differ from plain float32 by rounding alone.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Engine:
     """The engine of one network. Its defaults are plain float32, update by update, as on every CPU."""
 
     mixed_precision: bool = False
-    """Features train in bfloat16. Heads, losses and predictions stay in float32."""
+    """Whether features train in bfloat16; heads, losses and predictions stay in float32."""
     kernels: bool = False
-    """The kernels of `core.fused` train what they can; this turns False where they fail."""
+    """Whether the kernels of `core.fused` train what they can; it turns False when they fail."""
     compiles: bool = False
-    """PyTorch compiles the feature extractors that no kernel serves."""
+    """Whether PyTorch compiles a feature extractor that no kernel serves."""
     captures: bool = False
-    """Each update is captured in a CUDA graph once and then replayed."""
+    """Whether each update is captured in a CUDA graph once and then replayed."""
 
     @classmethod
     def named(cls, name: str, device: torch.device, compiles: bool = True) -> Engine:
@@ -42,12 +42,12 @@ class Engine:
         channels_last = self.captures or getattr(features, "prefers_channels_last", False)
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
         for part in (*network.parameters(), *network.buffers()):
-            if part.ndim == 4:  # the format is defined for these alone
+            if part.ndim == 4:  # memory formats are defined for these alone
                 part.data = part.detach().contiguous(memory_format=memory_format)
 
 
 def kernels_available() -> bool:
-    """Return whether the kernels run on this GPU, as far as is known: Triton comes with PyTorch, but not everywhere."""
+    """Return whether the kernels run on this GPU, as far as is known: Triton may be missing or may have failed."""
     if not failures:
         try:
             import triton  # noqa: F401
@@ -60,7 +60,7 @@ def kernels_available() -> bool:
 
 
 def give_up_kernels(error: Exception) -> None:
-    """Leave everything to the framework from now on, since a kernel has failed: for want of a C compiler, say."""
+    """Leave everything to PyTorch from now on, since a kernel has failed, for example without a C compiler."""
     *_, last_line = str(error).strip().splitlines() or [""]
     failures.append(f"{type(error).__name__}: {last_line}")
-    logger.warning("training is slower than it could be, without the kernels for GPUs (%s)", failures[-1])
+    logger.warning("training runs without the GPU kernels and is slower than it could be (%s)", failures[-1])

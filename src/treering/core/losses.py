@@ -1,8 +1,8 @@
 """The cross-distilled loss [3.2] as pure functions.
 
-Heads lie side by side in the columns of one logits matrix; `head_of_class_C` names the head of each column. Heads may
-have any, uneven sizes: what is per head is done by segments of columns, never by a loop. The number C marks columns
-that belong to no head yet.
+Heads lie side by side in the columns of one logits matrix; `head_of_class_C` has the number of each column's head, and
+C for columns that belong to no head yet. Heads may differ in size: sums over a head are sums over a segment of columns,
+never a loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def cross_entropy(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
 def head_log_softmax(logits_NC: Tensor, head_of_class_C: Tensor, temperature: float) -> Tensor:
     """Log of qdist in equation 3: each head's own softmax of logits / T, for all heads at once.
 
-    Raising a softmax to 1/T and normalising again is the softmax of the logits divided by T.
+    The paper raises a softmax to 1/T and normalises it again, which is the softmax of the logits divided by T.
     """
     scaled_NC = logits_NC / temperature
     count, columns = scaled_NC.shape
@@ -41,7 +41,7 @@ def soft_targets(logits_NC: Tensor, head_of_class_C: Tensor, temperature: float)
 def distillation(logits_NC: Tensor, targets_NC: Tensor, head_of_class_C: Tensor, temperature: float) -> Tensor:
     """Equation 3 summed over the distilled heads: cross-entropy of pdist and qdist, batch mean, no T^2 factor.
 
-    A head is left out by targets of zero in its columns.
+    A head whose targets are all zero adds nothing.
     """
     return -(targets_NC * head_log_softmax(logits_NC, head_of_class_C, temperature)).sum(1).mean()
 

@@ -1,4 +1,4 @@
-"""What is reported of a run and of several: pure functions of scores, accuracies and class orders.
+"""The numbers that are reported of one run or several: pure functions of scores, accuracies and class orders.
 
 Accuracies are percentages. A `history` holds, for each step of a run, the accuracy of each class known by then.
 """
@@ -14,30 +14,30 @@ from torch import Tensor
 
 
 def average(accuracy: Sequence[float]) -> float:
-    """Mean over all steps, the first included, as half of the literature reports it."""
+    """Return the mean over all steps, the first included, as half of the literature reports it."""
     return sum(accuracy) / len(accuracy)
 
 
 def average_without_first(accuracy: Sequence[float]) -> float | None:
-    """Average incremental accuracy as the paper reports it [5]: the first step is not incremental."""
+    """Return the average incremental accuracy as the paper reports it [5]: the first step is not incremental."""
     return average(accuracy[1:]) if len(accuracy) > 1 else None
 
 
 def top_k(scores_NC: Tensor, labels_N: Tensor, k: int = 1) -> float:
-    """Share of the images whose class is among the `k` with the highest scores."""
+    """Return the percentage of images whose class is among the `k` with the highest scores."""
     best_NK = scores_NC.topk(min(k, scores_NC.shape[1])).indices
     return 100 * (best_NK == labels_N[:, None]).any(1).double().mean().item()
 
 
 def confusion(scores_NC: Tensor, labels_N: Tensor) -> list[list[int]]:
-    """Images of each class (row) by the class they are taken for (column)."""
+    """Count the images of each class (row) by the class that they are taken for (column)."""
     classes = scores_NC.shape[1]
     pairs = labels_N * classes + scores_NC.argmax(1)
     return torch.bincount(pairs, minlength=classes**2).view(classes, classes).tolist()
 
 
 def by_group(scores_NC: Tensor, labels_N: Tensor, group_of_class_C: Tensor) -> list[float]:
-    """Accuracy on the images of each group of classes, among all classes."""
+    """Return the accuracy on the images of each group of classes; an image may be taken for any class."""
     right_N = (scores_NC.argmax(1) == labels_N).double()
     group_N = group_of_class_C[labels_N]
     groups = int(group_of_class_C.max()) + 1
@@ -47,13 +47,13 @@ def by_group(scores_NC: Tensor, labels_N: Tensor, group_of_class_C: Tensor) -> l
 
 
 def by_known_task(scores_NC: Tensor, labels_N: Tensor, task_of_class_C: Tensor) -> list[float]:
-    """Accuracy on each task when the task of an image is known: only that task's classes count [appendix B]."""
+    """Return the accuracy on each task if an image's task is known: only that task's classes count [appendix B]."""
     own_NC = task_of_class_C[labels_N][:, None] == task_of_class_C
     return by_group(scores_NC.masked_fill(~own_NC, -math.inf), labels_N, task_of_class_C)
 
 
 def forgetting_by_class(history: Sequence[Sequence[float]]) -> list[float]:
-    """The best accuracy that each class had after an earlier step, less its last; negative if it got better.
+    """Return each class's best accuracy after an earlier step minus its last one, negative if the class got better.
 
     Classes of the last step had no time to be forgotten and are left out.
     """
@@ -64,12 +64,12 @@ def forgetting_by_class(history: Sequence[Sequence[float]]) -> list[float]:
 
 
 def forgetting(history: Sequence[Sequence[float]]) -> list[float]:
-    """After each step from the second on: the mean over the classes learnt before it of what they have lost."""
+    """Return, after each step from the second on, the mean forgetting of the classes that were learnt before it."""
     return [average(forgetting_by_class(history[:steps])) for steps in range(2, len(history) + 1)]
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation over class orders; one order has no deviation."""
+    """Return the mean and the sample standard deviation over class orders; a single order has no deviation."""
     return average(values), statistics.stdev(values) if len(values) > 1 else None
 
 

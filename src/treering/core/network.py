@@ -72,7 +72,7 @@ class IncrementalNetwork(nn.Module):
             self.resize(columns)
 
     def resize(self, columns: int) -> None:
-        """Have exactly this many columns: drop the last ones, or append spare ones."""
+        """Set the number of columns exactly: drop the last ones, or append spare ones."""
         extra = columns - self.columns
         if extra:
             self.weight = nn.Parameter(F.pad(self.weight.detach(), (0, 0, 0, extra)))
@@ -82,7 +82,7 @@ class IncrementalNetwork(nn.Module):
     def add_head(self, size: int, generator: torch.Generator) -> None:
         """Add a fresh linear layer for `size` new classes; the feature extractor and the old heads stay as they are."""
         fresh = slice(self.classes, self.classes + size)
-        if self.spare_outputs:  # all are drawn with the first head; those that come later have learnt since
+        if self.spare_outputs:  # the first head draws all outputs, which learn from then on
             fresh = slice(self.columns if self.classes else 0, None)
         self.reserve(self.classes + size)
         self.head_sizes.append(size)
@@ -93,7 +93,7 @@ class IncrementalNetwork(nn.Module):
             self.bias[fresh].zero_()
 
     def _segments(self) -> Tensor:
-        """Number the head of each column; spare columns form one more segment, numbered by the count of all columns."""
+        """Return the number of each column's head; spare columns have the number of all columns instead."""
         spare = max(self.columns - self.classes, 0)
         heads = torch.arange(len(self.head_sizes)).repeat_interleave(torch.tensor(self.head_sizes, dtype=torch.long))
         return torch.cat([heads[: self.columns], torch.full((spare,), self.columns)]).to(self.device)
@@ -101,8 +101,8 @@ class IncrementalNetwork(nn.Module):
     def normalise(self, images: Tensor) -> Tensor:
         """Divide the pixels by `pixel_scale` and subtract the mean image [5]."""
         normalised = images.to(self.mean_image.dtype) / self.pixel_scale - self.mean_image
-        # Row by row, channel by channel: the strides of a single channel may say anything, and a convolution that takes
-        # them for another memory format rounds otherwise.
+        # The copy has plain strides: those of images with a single channel may be anything, and a convolution that
+        # takes them for another memory format rounds differently.
         return normalised.flatten().view_as(images)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class IncrementalNetwork(nn.Module):
         """Map images to features N x D."""
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.engine.mixed_precision and self.training):
             features_ND = self.features(self.normalise(images))
-        return features_ND.to(self.mean_image.dtype)  # not that of the heads: compiled code would depend on their shape
+        return features_ND.to(self.mean_image.dtype)  # the heads' dtype would tie compiled code to their shape
 
     def logits(self, features_ND: Tensor) -> Tensor:
         """Map features to logits N x columns, spare ones included."""
@@ -154,9 +154,9 @@ class IncrementalNetwork(nn.Module):
         return {name: part.clone() for name, part in self._unsaved()}
 
     def load_unsaved(self, unsaved: Mapping[str, Tensor]) -> None:
-        """Put back what `unsaved` gave."""
+        """Put back the buffers that `unsaved` copied."""
         for name, part in self._unsaved():
-            if name in unsaved:  # else the module has made it since
+            if name in unsaved:  # otherwise the module has made it since
                 part.copy_(unsaved[name])
 
     def _unsaved(self) -> list[tuple[str, Tensor]]:
@@ -164,7 +164,7 @@ class IncrementalNetwork(nn.Module):
         return [(name, part) for name, part in self.named_buffers() if name not in saved]
 
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        """Become the network that gave `tensors`, in place; raises ValueError if they do not fit."""
+        """Become the network that `tensors` were copied from, in place; raise ValueError if they do not fit."""
         self.head_sizes = list(head_sizes)
         given = len(tensors["bias"]) if self.spare_outputs and "bias" in tensors else 0
         self.reserve(max(self.classes, given))

@@ -1,7 +1,7 @@
 """Stochastic gradient descent with momentum, norm-scaled decay and gradient noise [5], as the released code does it.
 
 All parameters of the network become views of one flat tensor, so that an update is a handful of operations whatever
-the number of layers and heads. Learning rate and noise level are device tensors: a captured step reads them afresh.
+the number of layers and heads. Learning rate and noise level are device tensors, which a captured update reads anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALIGNMENT = 16
 
 
 def noise_deviation(settings: Optimizer, epoch: int, batch_size: int) -> float:
-    """Deviation of the noise on the mean gradient: on the sum over the batch it is eta / (1 + epoch)^gamma."""
+    """Return the deviation of the noise on a batch's mean gradient; on its sum it is eta / (1 + epoch)^gamma."""
     return settings.noise_eta / (1 + epoch) ** settings.noise_gamma / batch_size
 
 
@@ -41,8 +41,8 @@ class SGD:
         self.lr = self.values.new_zeros(())
         self.noise_deviation = self.values.new_zeros(())
 
-        # Decay applies to weight tensors only (not to batch-norm or biases). Group 0: no decay; then one group per
-        # weight tensor of the feature extractor; then one per row of the heads' matrix.
+        # Decay applies to weight tensors only, not to batch normalisation and biases. Group 0 has no decay; each weight
+        # tensor of the feature extractor is a group, and so is each row of the heads' matrix.
         self.decayed: list[Tensor] = [part for part in self.parameters if part.ndim > 1 and part is not network.weight]
         number = {id(part): index for index, part in enumerate(self.decayed, start=1)}
         rows = torch.arange(network.columns).repeat_interleave(network.feature_size) + len(self.decayed) + 1
@@ -64,9 +64,9 @@ class SGD:
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
-        """One update from the flat mean gradient of a batch, which it may overwrite."""
+        """Update all parameters by the flat mean gradient of a batch, which may be overwritten."""
         noise = torch.empty_like(gradient).normal_(generator=self.generator) if self.settings.noise_eta else None
-        if self._update and self.network.engine.kernels:  # which may have failed since
+        if self._update and self.network.engine.kernels:  # the kernels may have failed since
             self._update(self.values, self.momentum, gradient, noise, self.lr, self.noise_deviation, self.settings)
             return
         if noise is not None:
@@ -77,22 +77,22 @@ class SGD:
         self.values.addcmul_(self.momentum, self.lr, value=-1)
 
     def flat(self, tensors: Sequence[Tensor]) -> Tensor:
-        """One element after another as the parameters' memory has them, whatever their memory format."""
+        """Return the tensors as one vector, with their elements in the order of the parameters' memory."""
         parts = zip(tensors, self.orders, strict=True)
         return torch.cat([_padded(part.permute(order).flatten()) for part, order in parts])
 
     def saved_momentum(self) -> Tensor:
-        """One parameter after the other in a memory format of its own, since that of parameters differs by device."""
+        """Return the momentum, each parameter's row by row, since memory formats depend on the device."""
         return torch.cat([part.flatten() for part in self._views(self.momentum)])
 
     def load_momentum(self, saved: Tensor) -> None:
-        """Take up what `saved_momentum` gave."""
+        """Set the momentum to what `saved_momentum` returned."""
         sizes = [part.numel() for part in self.parameters]
         for view, part in zip(self._views(self.momentum), saved.split(sizes), strict=True):
             view.copy_(part.view(view.shape))
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        """The elements of each parameter in `flat`, in its shape."""
+        """Return the elements of each parameter in `flat`, in the parameter's shape."""
         views, offset = [], 0
         for part in self.parameters:
             views.append(flat.as_strided(part.shape, part.stride(), offset))
@@ -100,7 +100,7 @@ class SGD:
         return views
 
     def _decay_of_element(self) -> Tensor:
-        """What multiplies lambda * w: |w|^2 of w's own tensor (each head is a tensor of its own) or, if plain, 1."""
+        """Return the factor of lambda * w: |w|^2 of w's tensor (each head counts as one) or, for plain decay, 1."""
         if self.settings.decay == "plain":
             return (self.group_of_element > 0).to(self.values.dtype)
         tensors = [torch.stack(torch._foreach_norm(self.decayed)).square()] if self.decayed else []
@@ -115,10 +115,10 @@ def _padding(tensor: Tensor) -> int:
 
 
 def _padded(flat: Tensor) -> Tensor:
-    """`flat` with zeros behind it, so that what follows is aligned."""
+    """Append zeros to `flat`, so that what follows it is aligned."""
     return F.pad(flat, (0, _padding(flat))) if _padding(flat) else flat
 
 
 def _storage_order(tensor: Tensor) -> list[int]:
-    """The dimensions of a dense tensor from the slowest to the fastest in memory."""
+    """Return the dimensions of a dense tensor from the slowest to the fastest in memory."""
     return sorted(range(tensor.ndim), key=lambda dimension: -tensor.stride()[dimension])

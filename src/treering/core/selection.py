@@ -15,11 +15,11 @@ from torch.nn import functional as F
 Rule = Callable[[Tensor, int, torch.Generator], Tensor]
 
 BINS = 10
-"""Bins of the histogram rule [6.3]."""
+"""The number of bins of the histogram rule [6.3]."""
 
 
 def herding(features_BND: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Greedy: the k-th pick brings the mean of the k picked features nearest to the class mean."""
+    """Pick greedily: the k-th pick brings the mean of the k picked features nearest to the class mean."""
     mean_BD = features_BND.mean(1)
     squares_BN = features_BND.square().sum(2)
     picked_sum_BD = torch.zeros_like(mean_BD)
@@ -37,15 +37,15 @@ def herding(features_BND: Tensor, count: int, generator: torch.Generator) -> Ten
 
 
 def random(features_BND: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """A seeded permutation."""
+    """Rank the images of each class in random order."""
     keys_BN = torch.rand(features_BND.shape[:2], generator=generator, device=generator.device)
     return keys_BN.argsort(1)[:, :count]
 
 
 def histogram(features_BND: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Distances to the class mean in ten bins; every prefix of the ranking takes from each bin its proportion.
+    """Bin the images by their distance to the class mean; each prefix of the ranking has every bin's proportion.
 
-    The j-th sample of a bin of m, in random order, stands at (j + 1/2) / m of the ranking.
+    The j-th image of a bin of m, counted from 0 in random order, stands at (j + 1/2) / m of the ranking.
     """
     distance_BN = (features_BND - features_BND.mean(1, keepdim=True)).norm(dim=2)
     low, high = distance_BN.amin(1, keepdim=True), distance_BN.amax(1, keepdim=True)
@@ -64,7 +64,7 @@ RULES: dict[str, Rule] = {"herding": herding, "random": random, "histogram": his
 
 
 def rank(features: Sequence[Tensor], count: int, rule: Rule, generator: torch.Generator) -> list[Tensor]:
-    """For each class its ranking of at most `count` images; classes of one size are ranked together."""
+    """Return each class's ranking of at most `count` images; classes of the same size are ranked together."""
     rankings: dict[int, Tensor] = {}
     for size in sorted({len(part) for part in features}):
         group = [index for index, part in enumerate(features) if len(part) == size]

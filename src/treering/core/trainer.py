@@ -1,4 +1,4 @@
-"""The one training loop that every method shares: stages of epochs, from whose every end it can go on."""
+"""The one training loop that every method shares: stages of epochs, which can be resumed after any epoch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DIVERGED = "training diverged (its numbers are not finite): lower the learning r
 
 @dataclass(frozen=True)
 class FitState:
-    """Where a training stands after an epoch: all that it needs to go on from there, on the same device exactly."""
+    """The state of a `fit` after an epoch: all that it needs to go on, with the same result on the same device."""
 
     number: int
-    """Which `fit` of the step it is, from 0."""
+    """The number of the `fit` within the step, from 0."""
     epoch: int
-    """How many epochs are done."""
+    """The number of epochs that are done."""
     tensors: dict[str, Tensor]
     momentum: Tensor
     generator: Tensor
@@ -39,7 +39,7 @@ class FitState:
 
 @dataclass(frozen=True)
 class InFlight:
-    """An unfinished step: the training it is in and how the one before it ended."""
+    """The state of an unfinished step: that of its current `fit` and that at the end of the `fit` before it."""
 
     current: FitState
     previous: FitState | None
@@ -47,11 +47,11 @@ class InFlight:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What a finished epoch tells whoever watches."""
+    """What a watcher is told of a finished epoch."""
 
     stage: str
     epoch: int
-    """From 1 within the stage."""
+    """The number of the epoch within the stage, from 1."""
     epochs: int
     image_passes: int
     losses: Tensor
@@ -62,26 +62,26 @@ class EpochReport:
 
 
 class Watcher:
-    """Is told how a step trains. This one ignores it; a subclass says what it wants to know."""
+    """An observer of a step's training. This one ignores all that it is told; a subclass uses what it needs."""
 
     def ready(self) -> None:
-        """Learn that the training set of a stage is made and its first epoch is about to begin."""
+        """Take note that the training set of a stage is made and its first epoch is about to begin."""
 
     def epoch(self, report: EpochReport) -> None:
-        """Learn that an epoch has ended."""
+        """Take note that an epoch has ended."""
 
 
 @dataclass
 class _Course:
-    """One step on its way through its trainings."""
+    """How far a step has come with its calls of `fit`."""
 
     resume: InFlight | None = None
     dropout_seed: int | None = None
     watcher: Watcher = field(default_factory=Watcher)
     fits: int = 0
-    """How many trainings have begun."""
+    """The number of calls of `fit` so far."""
     previous: FitState | None = None
-    """How the last of them ended."""
+    """The state at the end of the last call that is finished."""
 
 
 def batch_plan(count: int, settings: Optimizer) -> tuple[int, int]:
@@ -94,7 +94,7 @@ def batch_plan(count: int, settings: Optimizer) -> tuple[int, int]:
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Go on drawing from `state`; the state of another kind of device, which has another length, serves as a seed."""
+    """Set the generator to `state`, or seed it by the state of another kind of device, which has another length."""
     if len(state) == len(generator.get_state()):
         generator.set_state(state)
     else:
@@ -125,10 +125,10 @@ class Trainer:
     def step(
         self, resume: InFlight | None = None, dropout_seed: int | None = None, watcher: Watcher | None = None
     ) -> Iterator[None]:
-        """Train a step within this context: its `fit` calls up to `resume` only restore what they had led to.
+        """Open a step: in this context, calls of `fit` that were finished when `resume` was saved are not repeated.
 
-        `dropout_seed` seeds the layers that draw from torch's own generators, afresh in each epoch, so that a resumed
-        one draws alike.
+        `dropout_seed` seeds torch's own generators, from which dropout and the like draw, anew in each epoch, so that
+        a resumed epoch draws the same.
         """
         self._course = _Course(resume, dropout_seed, watcher or Watcher())
         try:
@@ -137,7 +137,7 @@ class Trainer:
             self._course = _Course()
 
     def prepare(self, images: int, image_shape: Sequence[int]) -> CapturedUpdate | None:
-        """Capture an update with room for `images`, where the engine does: later stages that fit need no other."""
+        """Capture an update with room for `images`, if the engine captures; later stages that fit into it reuse it."""
         if self.network.engine.captures and self._captured is None:
             room = TrainingSet.empty(images, image_shape, self.network.columns, self.generator.device)
             self.network.train()
@@ -154,7 +154,7 @@ class Trainer:
     ) -> None:
         """Train for the whole `schedule` on a training set, or on parts that a function draws afresh for each epoch.
 
-        The epochs count on from `epochs_before`, those of the step's earlier stages, for the gradient noise.
+        `epochs_before` is the number of epochs of the step's earlier stages, from which the gradient noise counts on.
         """
         course = self._course
         number, course.fits = course.fits, course.fits + 1
@@ -163,7 +163,7 @@ class Trainer:
                 course.previous = course.resume.previous
                 self._restore(course.previous)
             return
-        # A drawn set is drawn once more for its shapes alone: each epoch draws its own.
+        # A function is called once for the shapes of what it draws: each epoch draws its own.
         first = next(training_set()) if callable(training_set) else training_set
         batch_size, _ = batch_plan(len(first.images), self.settings)
         self.network.train()
@@ -183,7 +183,7 @@ class Trainer:
                 passes = len(losses) * (batch_size + (self.constraint.image_passes if self.constraint else 0))
                 state = functools.partial(self._in_flight, number, epoch + 1, update)
                 course.watcher.epoch(EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state))
-            # The losses are those before each update, with a batch's own statistics: neither shows what predicts.
+            # A loss is that before its update, with the batch's own statistics: it does not show what predictions are.
             if not self.network.predict_logits(update.training_set.images[:batch_size]).isfinite().all():
                 raise TreeringError(DIVERGED)
             course.previous = self._state(number, schedule.epochs, update)
@@ -204,7 +204,7 @@ class Trainer:
         return self._captured
 
     def _pass(self, update: BatchUpdate, part: TrainingSet, drawn: bool) -> Tensor:
-        """Train once on the images of `part`, which the update holds already unless drawn; return each batch's loss."""
+        """Train once on `part`, which the update holds already unless it is `drawn`; return each batch's loss."""
         if drawn:
             update.training_set.take(part)
         count, batch_size = len(part.images), len(update.batch)
@@ -217,7 +217,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _dropout(self, number: int) -> Iterator[None]:
-        """Have what layers draw from torch's own generators depend on the seed and this number alone."""
+        """Seed torch's own generators, for layers that draw from them, by the dropout seed and this number alone."""
         seed, device = self._course.dropout_seed, self.generator.device
         if seed is None or not self.network.draws:
             yield
@@ -229,7 +229,7 @@ class Trainer:
             yield
 
     def _go_on(self, update: BatchUpdate) -> int:
-        """Take up the interrupted training; return how many of its epochs are done."""
+        """Restore the interrupted `fit`; return how many of its epochs are done."""
         assert self._course.resume
         state, self._course.resume = self._course.resume.current, None
         self._restore(state)

@@ -18,7 +18,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """What a stage trains on, on the training device."""
+    """The images, labels and targets of a stage, on the training device."""
 
     images: Tensor
     """N x C x H x W, uint8, augmented."""
@@ -29,7 +29,7 @@ class TrainingSet:
 
     @classmethod
     def empty(cls, images: int, image_shape: Sequence[int], columns: int, device: torch.device) -> TrainingSet:
-        """Make room for so many images, to be filled by `take`."""
+        """Return a set of zeros with room for `images` images, which `take` fills."""
         return cls(
             torch.zeros(images, *image_shape, dtype=torch.uint8, device=device),
             torch.zeros(images, dtype=torch.long, device=device),
@@ -37,7 +37,7 @@ class TrainingSet:
         )
 
     def fits_into(self, other: TrainingSet) -> bool:
-        """Return whether `other` has room for this one: as many images or more, and else the same shapes."""
+        """Return whether `other` has room for this set: at least as many images, of the same shape and columns."""
         return len(self.images) <= len(other.images) and all(
             mine.shape[1:] == theirs.shape[1:]
             for mine, theirs in ((self.images, other.images), (self.targets, other.targets))
@@ -54,14 +54,14 @@ class Constraint(Protocol):
 
     @property
     def image_passes(self) -> int:
-        """How many images it passes through the network for each batch."""
+        """The number of images that it passes through the network for each batch."""
 
     def __call__(self, update: BatchUpdate) -> None:
         """Change `update.gradient` in place."""
 
 
 class BatchUpdate:
-    """An update by the next batch of an epoch. It keeps its own place in the epoch, so a call takes no arguments."""
+    """Updates a network by the next batch of an epoch. It keeps its place there, so a call takes no arguments."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class BatchUpdate:
         self.order = torch.zeros(room + batch_size, dtype=torch.long, device=device)
         self.losses = torch.zeros(room // batch_size + 1, device=device)
         self.gradient = torch.zeros_like(optimizer.values)
-        """The flat gradient of the last batch, which is only kept for a constraint."""
+        """The flat gradient of the last batch, kept only for a constraint."""
 
     def over(self, training_set: TrainingSet, batch_size: int) -> Self:
         """Make an update of the same kind, by the same optimiser, over another training set."""
         return type(self)(self.network, self.optimizer, self.loss, training_set, batch_size, self.constraint)
 
     def start_epoch(self, order: Tensor) -> None:
-        """Take the images in this `order`, a whole number of batches."""
+        """Begin an epoch over the images in this `order`, a whole number of batches."""
         self.order[: len(order)].copy_(order)
         self.batch_number.zero_()
 

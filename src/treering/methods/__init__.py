@@ -1,4 +1,4 @@
-"""Ways to learn a step: each in a file of its own over the shared training loop, with one line in `METHODS`."""
+"""The methods, ways to learn a step: each is a file that uses the shared training loop, and a line in `METHODS`."""
 
 from __future__ import annotations
 

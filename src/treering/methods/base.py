@@ -68,7 +68,7 @@ class Method(ABC):
     compiles = True
     """Whether compiling its feature extractor pays, where no kernel serves."""
     further_readouts: Mapping[str, str] = {}
-    """Further methods that are this one's training read out in another way: name -> what serves as `probabilities`."""
+    """Methods that train like this one but classify otherwise: each one's name, and that of its `probabilities`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Method(ABC):
         self.trainer = Trainer(network, self.loss, recipe.optimizer, generator, constraint)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give the generator as bytes: torch pickles a tensor, which is gone before a new process could read it."""
+        """Pickle the generator as bytes: torch would share a tensor, which is gone before a new process reads it."""
         state = bytes(self.generator.get_state().numpy())
         return self.__dict__ | {"generator": (str(self.generator.device), state)}
 
@@ -106,14 +106,14 @@ class Method(ABC):
         if cls.keeps_memory and recipe.memory.kind not in cls.budget_kinds:
             kinds = " or ".join(cls.budget_kinds)
             raise TreeringError(
-                f"{recipe.method} cannot keep exemplars {recipe.memory.kind}: set memory.kind to {kinds}"
+                f"{recipe.method} cannot keep a {recipe.memory.kind} memory: set memory.kind to {kinds}"
             )
 
-    def start_from(self, build: Callable[[], nn.Module]) -> None:  # noqa: B027  # most need not know
-        """Learn, when a model is loaded, how to make the feature extractor as it was before the first step."""
+    def start_from(self, build: Callable[[], nn.Module]) -> None:  # noqa: B027  # optional
+        """Take a function that makes the feature extractor as it was before the first step, when a model is loaded."""
 
     def prepare(self, images: int) -> None:
-        """Compile and capture once, with room for stages of so many training images, where the engine does."""
+        """Compile and capture an update once, if the engine does, with room for stages of `images` training images."""
         self.trainer.prepare(images, self.network.mean_image.shape)
 
     @abstractmethod
@@ -124,7 +124,7 @@ class Method(ABC):
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         """Return the loss of a batch. It is part of the captured update, so it may depend on nothing that changes."""
 
-    # What a step takes
+    # What a step costs
 
     @classmethod
     def plan(cls, recipe: Recipe, steps: Sequence[Counts]) -> list[list[StagePlan]]:
@@ -167,9 +167,9 @@ class Method(ABC):
     def training_set(
         self, images: Images, labels: Tensor, distilled_classes: int = 0
     ) -> TrainingSet | Callable[[], Iterator[TrainingSet]]:
-        """Augment, then label: the network as it is now gives soft targets for the first `distilled_classes` columns.
+        """Augment, then label: the network as it is now gives soft targets for its first `distilled_classes` columns.
 
-        Where the recipe's augmentation is drawn anew for each epoch, return a function that does so, part by part.
+        If the recipe's augmentation is drawn anew for each epoch, return a function that yields an epoch's parts.
         """
         if not augment.drawn_each_epoch(self.recipe.augmentation):
             return self.augmented(images, labels, self._soft_targets(self.network, distilled_classes))
@@ -177,7 +177,7 @@ class Method(ABC):
         return functools.partial(self._draw, images, labels, self._soft_targets(teacher, distilled_classes))
 
     def augmented(self, images: Images, labels: Tensor, targets_of: Callable[[Tensor, Tensor], Tensor]) -> TrainingSet:
-        """Return augmented images, their labels, and the targets that a function gives for both."""
+        """Return the augmented images, their labels, and the targets that `targets_of` gives for both."""
         inside = pixels.tensor(images).to(self.network.device)
         augmented = augment.augmented(inside, self.recipe.augmentation, self.generator)
         repeated = labels.repeat(augment.copies(self.recipe.augmentation))
@@ -226,7 +226,7 @@ class Method(ABC):
         self.recipe.memory.quota(self.network.classes + step.new_classes)
 
     def candidates(self, step: Step) -> dict[int, Images]:
-        """Return the images that each class of the step chooses exemplars from; a known class's exemplars join in."""
+        """Return the images from which each class of the step chooses exemplars; a known class adds those it has."""
         candidates = step.by_class()
         for label in candidates.keys() & self.memory.exemplars.keys():
             exemplars = self.memory.exemplars[label]
@@ -266,7 +266,7 @@ class Method(ABC):
     # Going back
 
     def snapshot(self) -> Snapshot:
-        """Copy everything that a step changes, to be given back to `restore`."""
+        """Copy everything that a step changes; `restore` puts it back."""
         return Snapshot(
             list(self.network.head_sizes),
             self.network.tensors(),

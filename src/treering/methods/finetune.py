@@ -1,4 +1,4 @@
-"""Plain fine-tuning: each step trains on its own images alone, with nothing against forgetting: the floor."""
+"""Plain fine-tuning, the lower bound: each step trains on its own images alone, with nothing against forgetting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from treering.methods.base import Method, Step
 
 
 class FineTuning(Method):
-    """A new head for the new classes, cross-entropy over all heads, no memory, no distillation."""
+    """A method with cross-entropy over all heads, no memory and no distillation."""
 
     keeps_memory = False
 

@@ -1,8 +1,8 @@
 """GEM: Gradient Episodic Memory (Lopez-Paz and Ranzato, NeurIPS 2017) [appendix B].
 
 Each step is a task that keeps a few of its images. The gradient of a batch is changed as little as possible so that the
-loss on no earlier task's images increases, to first order. Known task: only that task's classes count, in training and
-in `task_aware_accuracy`. Unknown task: the same network read out over all classes, in `accuracy`.
+loss on no earlier task's images increases, to first order. In training and in `task_aware_accuracy` an image's task is
+known, and only that task's classes count; in `accuracy` the same network chooses among all classes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from treering.recipe import Recipe
 from treering.runtime import pixels
 
 MARGIN = 0.5
-"""The least weight of every earlier task in a projection: it favours them beyond what the constraint asks."""
+"""The least weight of each earlier task in a projection: it favours earlier tasks beyond what the constraint asks."""
 
 
 class GEM(Method):
-    """A head for each task, cross-entropy among the task's own classes, gradients projected against earlier tasks."""
+    """A method with cross-entropy among each task's own classes and gradients projected against earlier tasks."""
 
     budget_kinds = ("per-step",)
     compiles = False
-    """Its batches come in two sizes and for a few thousand updates: compiling for both takes longer than it saves."""
+    """Compiling for its two batch sizes takes longer than it saves in a few thousand updates."""
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         self.episodes = EpisodicMemory(network, recipe.memory.size)
@@ -61,7 +61,7 @@ class GEM(Method):
 
     def resize_memory(self, size: int) -> None:
         if len(self.memory) and size < self.recipe.memory.size:
-            raise TreeringError("the memory of GEM cannot be made smaller: its tasks keep what they have")
+            raise TreeringError(f"the memory of GEM cannot be made smaller: give {self.recipe.memory.size} or more")
         super().resize_memory(size)
         self.episodes.size = size
 
@@ -71,7 +71,7 @@ class GEM(Method):
         return F.cross_entropy(logits_NC.masked_fill(~own_NC, -torch.inf), labels_N)
 
     def replayed(self, recipe: Recipe) -> dict[Any, int]:
-        """Count by earlier task: one that has fewer images than the memory has room for repeats them."""
+        """Count the images by earlier task; a task with fewer images than the memory has room for repeats them."""
         return {int(self.network.head_of_class[label]): recipe.memory.size for label in self.memory.exemplars}
 
     @classmethod
@@ -87,7 +87,7 @@ class GEM(Method):
         return [StagePlan(plan.images, plan.image_passes + updates * sum(memory.values()))]
 
     def prepare(self, images: int) -> None:
-        """Capture the gradients over the memory too."""
+        """Capture the update, and that which computes the gradients over the memory."""
         update = self.trainer.prepare(images, self.network.mean_image.shape)
         if update:
             self.network.train()
@@ -135,13 +135,13 @@ class EpisodicMemory:
             self._update = None
 
     def prepare(self, update: BatchUpdate) -> None:
-        """Capture the gradients for as many tasks as there can be, whose number is at most that of the classes."""
+        """Capture the gradients with room for the largest number of tasks, which is that of the classes."""
         if self._update is None:
             self._update = update.over(self._room(self.network.columns * self.size), self.size)
 
     @property
     def image_passes(self) -> int:
-        """How many images it passes through the network for each batch."""
+        """The number of images that it passes through the network for each batch."""
         return len(self._images.images)
 
     def __call__(self, update: BatchUpdate) -> None:
@@ -176,11 +176,11 @@ def projection(products_KK: np.ndarray, products_K: np.ndarray, margin: float = 
     is negative, else the v that minimises v'Pv / 2 + q'v subject to v >= `margin`, the dual of the projection.
     """
     finite = np.isfinite(products_KK).all() and np.isfinite(products_K).all()
-    if not finite or not (products_K < 0).any():  # the trainer tells of divergence
+    if not finite or not (products_K < 0).any():  # the trainer reports divergence
         return np.zeros(len(products_K))
     from scipy.optimize import nnls  # slow to import
 
-    # In units of each earlier gradient's length, whatever it is; one that vanishes stays at the margin.
+    # Each earlier gradient is measured in units of its length; one of length 0 keeps the margin as its weight.
     lengths = np.sqrt(np.diag(products_KK))
     felt = lengths > 0
     lengths = lengths[felt]

@@ -23,7 +23,7 @@ from treering.runtime.pixels import Images
 
 
 class ICaRL(Method):
-    """Binary cross-entropy with the old outputs as targets of the old classes; nearest mean of exemplars."""
+    """A method with binary cross-entropy, old outputs as targets of old classes, and the nearest mean of exemplars."""
 
     further_readouts: Mapping[str, str] = {"hybrid1": "network_outputs"}
 
@@ -41,7 +41,7 @@ class ICaRL(Method):
         self._class_means = None
 
     def learn_outputs(self, images: Images, labels: Tensor, new_classes: int) -> None:
-        """Train the network: targets are the teacher's sigmoids for old classes, 0 or 1 for new ones and later ones."""
+        """Train the network towards the teacher's sigmoids for old classes, and 0 or 1 for new and future classes."""
         old_classes = self.network.classes
         teacher = copy.deepcopy(self.network) if old_classes else None
         if new_classes:
@@ -61,7 +61,7 @@ class ICaRL(Method):
         self.trainer.fit("training", draw, self.recipe.training)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
-        """Return the binary cross-entropy, averaged over the batch and all outputs, those of later classes too."""
+        """Return the binary cross-entropy, averaged over the batch and all outputs, also of future classes."""
         return F.binary_cross_entropy_with_logits(logits_NC, targets_NC)
 
     def probabilities(self, images: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from treering.runtime import pixels
 
 
 class Joint(Method):
-    """One head for all classes, cross-entropy, from the first weights at every step."""
+    """A method with one head for all classes and cross-entropy, which starts from the first weights at every step."""
 
     keeps_memory = False
     keeps_everything = True
@@ -28,7 +28,7 @@ class Joint(Method):
         self._build: Callable[[], nn.Module] | None = None
 
     def start_from(self, build: Callable[[], nn.Module]) -> None:
-        """Make the first weights again, but only when a step needs them: they may have to be fetched."""
+        """Take a function that makes the first weights; a step calls it when it needs them, as it may download."""
         self._build = build
 
     def learn_step(self, step: Step) -> None:

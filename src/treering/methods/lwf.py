@@ -1,6 +1,6 @@
 """LwF.MC: Learning without Forgetting (Li and Hoiem, 2016) for many classes, as Rebuffi et al. define it.
 
-iCaRL's training without exemplars, read out by the network's own outputs.
+It trains like iCaRL, but without exemplars, and classifies by the network's own outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from treering.methods.icarl import ICaRL
 
 
 class LwFMC(ICaRL):
-    """Distillation on the new images alone."""
+    """A method that trains and distils on the new images alone."""
 
     keeps_memory = False
     further_readouts: Mapping[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a step is going to take, told before it is learnt."""
+"""The number of images and image passes that a step takes, counted before it is learnt."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from treering.core.trainer import batch_plan
 from treering.recipe import Recipe, Schedule
 
 Counts = Mapping[Any, int]
-"""How many images each class has."""
+"""The number of images of each class."""
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What one stage of a step is going to take."""
+    """The number of images and image passes that one stage of a step takes."""
 
     images: int
-    """How many images it trains on, augmented ones."""
+    """The number of images that it trains on, after augmentation."""
     image_passes: int
-    """How many images pass through the network in all its epochs."""
+    """The number of images that pass through the network in all its epochs."""
 
     @classmethod
     def of(cls, images: int, schedule: Schedule, recipe: Recipe) -> StagePlan:

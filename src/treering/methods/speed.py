@@ -16,7 +16,7 @@ TIMED_UPDATES = 3
 
 
 def images_per_second(recipe: Recipe, shape: Sequence[int], device: torch.device) -> float:
-    """Return how many blank images C x H x W a second the recipe's network trains on."""
+    """Return the number of blank images C x H x W per second that the recipe's network trains on."""
     features = backbones.build(recipe.backbone, shape[0], 0, pretrained=False)
     plain = Recipe(engine=recipe.engine)
     # Compilation takes a minute and brings a quarter more speed: too much for an estimate.
@@ -27,7 +27,7 @@ def images_per_second(recipe: Recipe, shape: Sequence[int], device: torch.device
     update = method.trainer.batch_update(TrainingSet.empty(batch_size, shape, 10, device), batch_size)
     update.start_epoch(torch.arange(batch_size, device=device))
     update()
-    float(update.losses[0])  # waits
+    float(update.losses[0])  # waits for the device
     start = time.perf_counter()
     for _ in range(TIMED_UPDATES):
         update.batch_number.zero_()

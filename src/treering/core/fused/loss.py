@@ -11,14 +11,14 @@ from torch import Tensor
 def cross_distilled(
     logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor, temperature: float
 ) -> Tensor:
-    """`losses.cross_distilled` by a kernel."""
+    """Return what `losses.cross_distilled` returns, computed by one kernel."""
     return _CrossDistilled.apply(  # type: ignore[no-untyped-call]
         logits_NC, labels_N, targets_NC, head_of_class_C, temperature
     )
 
 
 class _CrossDistilled(torch.autograd.Function):
-    """Loss and gradient at once: nobody asks for the one without the other."""
+    """The loss with its gradient, which are computed at once since training always needs both."""
 
     @staticmethod
     def forward(
@@ -28,7 +28,7 @@ class _CrossDistilled(torch.autograd.Function):
 
         rows, columns = logits_NC.shape
         loss_N, ctx.gradient_NC = logits_NC.new_empty(rows), logits_NC.new_empty(rows, columns)
-        block = min(1024, max(32, 1 << (columns - 1).bit_length()))  # a column at least for each thread of a warp
+        block = min(1024, max(32, 1 << (columns - 1).bit_length()))  # each thread of a warp has a column at least
         loss_kernel.cross_distilled[(rows,)](
             logits_NC.contiguous(),
             labels_N.contiguous(),

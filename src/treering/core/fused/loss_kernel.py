@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _joined(head_a, largest_a, powers_a, targets_a, head_b, largest_b, powers_b, targets_b):
-    """Two neighbouring runs of columns: of the second one's last head, the largest logit and the sums over it."""
+    """Join two neighbouring runs of columns: return the last head of the second, its largest logit and its sums."""
     same = head_a == head_b
     largest = tl.where(same, tl.maximum(largest_a, largest_b), largest_b)
     powers_a = tl.where(same, powers_a * tl.exp(tl.where(same, largest_a - largest, 0.0)), 0.0)
@@ -18,7 +18,7 @@ def _joined(head_a, largest_a, powers_a, targets_a, head_b, largest_b, powers_b,
 
 @triton.jit
 def _loaded(logits, head_of_class, targets, column, real, temperature):
-    """Of a block of columns: logit, head, target, and the logit that distillation sees."""
+    """Load a block of columns: return logit, head, target, and the logit / temperature that distillation uses."""
     logit = tl.load(logits + column, mask=real, other=-float("inf"))
     head = tl.load(head_of_class + column, mask=real, other=-1).to(tl.int32)
     target = tl.load(targets + column, mask=real, other=0.0)
@@ -27,7 +27,7 @@ def _loaded(logits, head_of_class, targets, column, real, temperature):
 
 @triton.jit
 def _scanned(head, scaled, target, inside, before, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
-    """What each column's head has had up to it (head, largest, powers, targets), and the last column's for the next."""
+    """Return head, largest logit, sum of powers and of targets up to each column, and the last column's as a tuple."""
     run = (head, scaled, tl.full([BLOCK], 1.0, tl.float32), target)
     head, largest, powers, targets = tl.associative_scan(run, 0, _joined, reverse=REVERSE)
     head, largest, powers, targets = _joined(before[0], before[1], before[2], before[3], head, largest, powers, targets)
@@ -57,8 +57,8 @@ def cross_distilled(
 ):
     """The cross-distilled loss of an image, and the gradient of the mean loss for its logits.
 
-    A head is a run of columns, and its softmax needs a sum over all of them: the row is scanned forwards, leaving in
-    `sums` what each column's head has had up to it, and then backwards, adding what it has from there on.
+    A head is a run of columns, and its softmax needs a sum over all of them. The row is scanned forwards, which leaves
+    in `sums` the sums over each column's head up to that column, and then backwards, which adds the rest of the head.
     """
     row, inside = tl.program_id(0), tl.arange(0, BLOCK)
     blocks = (columns + BLOCK - 1) // BLOCK
@@ -80,7 +80,7 @@ def cross_distilled(
         tl.store(sums + column, largest, mask=real)
         tl.store(powers_sums + column, powers, mask=real)
         tl.store(wanted_sums + column, wanted, mask=real)
-    tl.debug_barrier()  # the way back reads what other threads have stored
+    tl.debug_barrier()  # the backward scan reads what other threads have stored
 
     label = tl.load(labels + row).to(tl.int32)
     loss = tl.log(powers_of_row) + (largest_of_row - tl.load(logits + label))

@@ -1,4 +1,4 @@
-"""Features of a training batch, and their gradient, for residual networks of small images: bfloat16, by kernels."""
+"""The features of a training batch and their gradient, computed by kernels for residual networks of small images."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from treering.core.backbones import ResidualBlock, ResNet
 from treering.core.network import IncrementalNetwork
 
 CHANNELS = (16, 32, 64)
-"""Numbers of channels the kernels are laid out for; the image's own are filled up to the first."""
+"""The numbers of channels that the kernels support; an image's channels are padded to the first of them."""
 
 
 class Tile(NamedTuple):
-    """What one program does at once."""
+    """The part of a convolution that one program of a kernel computes at a time."""
 
     pixels: int
     taps: int = 1
 
     @property
     def room(self) -> int:
-        """For so many taps, a power of two."""
+        """The number of taps, rounded up to a power of two."""
         return 1 << (self.taps - 1).bit_length()
 
 
 CONVOLUTION_TILES = {16: Tile(256), 32: Tile(128), 64: Tile(64)}
-"""Of convolutions, forward and backward, by the channels that go in; chosen by measuring many on an H200."""
+"""The tiles of convolutions, forward and backward, by input channels; they were the fastest of many on an H200."""
 WEIGHT_TILES = {16: Tile(128, taps=3), 32: Tile(64, taps=3), 64: Tile(64)}
-"""Of gradients of weights, by the input's channels."""
+"""The tiles of weight gradients, by input channels."""
 WEIGHT_PROGRAMS = 264
-"""Each adds its sum to that of the others; about two for each multiprocessor of an H200."""
+"""About how many programs sum up a weight gradient: two for each multiprocessor of an H200."""
 ELEMENTS = 8192
-"""Of an activation, in a program that goes through it element by element."""
+"""The number of elements of an activation that a program handles if it works element by element."""
 
 
 NO_SHORTCUT, SAME_SHAPE, HALVED = 0, 1, 2
-"""The kernels' numbers for shortcuts: none, the block's input, or that at every other pixel, in half the channels."""
+"""The kernels' numbers for shortcuts: none, the block's input, or every other pixel of it in half the channels."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ class Layer:
     convolution: nn.Conv2d
     norm: nn.BatchNorm2d
     inputs: int
-    """Channels, filled up."""
+    """The number of input channels, padded."""
     outputs: int
     side: int
-    """Of its output."""
+    """The side of its output, in pixels."""
     stride: int
     shortcut: int
-    """What joins behind its normalisation."""
+    """The number of the shortcut that is added after its normalisation."""
     relu: bool
 
 
 def layers_of(network: IncrementalNetwork) -> list[Layer] | None:
-    """The layers of a network that the kernels can compute, in order; None for any other network."""
+    """Return the layers of a network that the kernels can compute, in order, or None for any other network."""
     features, (channels, side, width) = network.features, network.mean_image.shape
     if type(features) is not ResNet or side != width or side & (side - 1) or channels > CHANNELS[0]:
         return None
@@ -106,7 +106,7 @@ def _is_known(layer: Layer) -> bool:
 
 
 def extractor(network: IncrementalNetwork, batch_size: int) -> FusedExtractor | None:
-    """The fast `extract` for training `network` in bfloat16 with so many images at once, where there is one."""
+    """Return the fast `extract` for training `network` with this batch size, or None if the kernels cannot serve it."""
     layers = layers_of(network) if network.engine.kernels else None
     if not layers:
         return None
@@ -116,7 +116,7 @@ def extractor(network: IncrementalNetwork, batch_size: int) -> FusedExtractor | 
 
 @functools.cache
 def _side_stream(device: int, priority: int) -> torch.cuda.Stream:
-    """One serves all runs: it is used by one capture, and the updates that warm up for it, at a time."""
+    """Return the stream that all runs share: one capture at a time uses it, with the updates that warm up for it."""
     return torch.cuda.Stream(device, priority=priority)
 
 
@@ -129,7 +129,7 @@ class FusedExtractor:
         self.dtype = torch.bfloat16 if on_gpu else torch.float32  # Triton's interpreter knows no products of bfloat16
         current = torch.cuda.current_stream() if on_gpu else None
         self.side_stream = _side_stream(current.device_index, current.priority) if current else None
-        """Gradients of weights are summed up beside the way back through the layers, which does not wait for them."""
+        """The stream that sums up weight gradients while the backward pass goes on without waiting for them."""
 
     def __call__(self, images: Tensor) -> Tensor:
         weights = [layer.convolution.weight for layer in self.layers]
@@ -139,7 +139,7 @@ class FusedExtractor:
 
 
 class _Features(torch.autograd.Function):
-    """Forward and backward of all layers, one kernel after the other."""
+    """The forward and the backward pass through all layers, one kernel after the other."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, extractor: FusedExtractor, *parameters: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class _Features(torch.autograd.Function):
 
 
 class _Batch:
-    """One batch on its way through the layers and back: every activation that the way back needs."""
+    """One batch on its forward and backward pass, with every activation that the backward pass needs."""
 
     def __init__(self, extractor: FusedExtractor, images: Tensor, parameters: tuple[Tensor, ...]) -> None:
         from treering.core.fused import residual_kernels
@@ -168,7 +168,7 @@ class _Batch:
         by_tap = [_filled(weight.permute(0, 2, 3, 1), self.layers[at].inputs) for at, weight in enumerate(weights)]
         self.weights = torch.cat([part.flatten() for part in by_tap]).to(self.dtype).split(self.sizes)
         self.sum_sizes = [2 * layer.outputs for layer in self.layers]
-        """Two sums per channel and pass."""
+        """The number of sums of each layer in each pass: two per channel."""
         self.sums = torch.zeros(sum(self.sum_sizes), device=images.device).split(self.sum_sizes)
         self.outputs: list[Tensor] = []
         self.convolved: list[Tensor] = []
@@ -225,7 +225,7 @@ class _Batch:
             )
             self.convolved.append(y)
             self.outputs.append(out)
-            if number % 2 == 0:  # behind the stem and each block
+            if number % 2 == 0:  # after the stem and each block
                 block_input = out
             x = out
         return x.view(count, -1, layers[-1].outputs).mean(1, dtype=torch.float32)
@@ -323,7 +323,7 @@ class _Batch:
             )
 
     def _gradient_arguments(self, number: int, gradient: Tensor) -> tuple[Any, ...]:
-        """Arguments for the gradient of what layer `number` gave, before its ReLU."""
+        """Return a kernel's arguments for the gradient of the output of layer `number`, before its ReLU."""
         layer = self.layers[number]
         sums, gradient_sums = self.sums[number], self.gradient_sums[number]
         return (
@@ -341,7 +341,7 @@ class _Batch:
 
 
 def _filled(by_tap: Tensor, inputs: int) -> Tensor:
-    """Weights (output, row, column, input) with zeros for inputs that only fill up."""
+    """Pad weights (output, row, column, input) with zeros to this number of inputs."""
     return F.pad(by_tap, (0, inputs - by_tap.shape[3]))
 
 

@@ -1,11 +1,11 @@
 """GPU kernels, in Triton, for residual networks with few channels: 3 x 3 convolutions fused with batch normalisation.
 
-The libraries' convolutions take most of a training step where channels are as few as 16. Here a convolution also sums
-up the statistics that its normalisation needs, going forward and going backward, which saves the passes for them.
+PyTorch's convolutions take most of an update's time where channels are as few as 16. Here a convolution also sums up
+the statistics that its normalisation needs, forward and backward, which saves separate passes for them.
 
-Activations are rows, one per pixel (image, row, column) with a column per channel; images are square,
-numbers of channels powers of two. Weights lie as output, tap (the nine places of a 3 x 3 kernel), input. Sums are
-float32; several programs add to them in any order, so the last bits differ from one launch to the next.
+An activation is a matrix with a row per pixel (image, row, column) and a column per channel; images are square, and
+numbers of channels are powers of two. Weights are ordered by output, tap (one of the nine places of a 3 x 3 kernel),
+input. Sums are float32; programs add to them in any order, so the last bits differ from one launch to the next.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def _source_pixel(pixel, tap, SIDE: tl.constexpr, SOURCE_SIDE: tl.constexpr, STRIDE: tl.constexpr, BACK: tl.constexpr):
-    """The pixel that `tap` connects `pixel` with, and whether there is one: from output to input, or `BACK`."""
+    """Return the pixel that `tap` connects `pixel` to, and whether it exists: output to input, or reverse if `BACK`."""
     image, row, column = pixel // (SIDE * SIDE), pixel // SIDE % SIDE, pixel % SIDE
     if BACK:
         # Output pixel o takes input pixel o * STRIDE + tap - 1.
@@ -46,7 +46,7 @@ def _convolved(
     BACK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The sum over the nine taps for each of `BLOCK` pixels: BLOCK x OUTPUTS or, going `BACK`, BLOCK x INPUTS."""
+    """Return the sum over the nine taps for `BLOCK` pixels: BLOCK x OUTPUTS or, if `BACK`, BLOCK x INPUTS."""
     FROM: tl.constexpr = OUTPUTS if BACK else INPUTS
     TO: tl.constexpr = INPUTS if BACK else OUTPUTS
     FROM_STEP: tl.constexpr = 9 * INPUTS if BACK else 1
@@ -58,19 +58,19 @@ def _convolved(
         at, inside = _source_pixel(pixel, tap, SIDE, SOURCE_SIDE, STRIDE, BACK)
         rows = tl.load(source + at[:, None] * FROM + channel_from[None, :], mask=(inside & valid)[:, None], other=0.0)
         factors = tl.load(weight + tap * INPUTS + place)
-        total = tl.dot(rows, factors, total, input_precision="ieee")  # of float32, in which tests run it on a GPU too
+        total = tl.dot(rows, factors, total, input_precision="ieee")  # exact for float32, which tests use on a GPU
     return total
 
 
 @triton.jit
 def _positive(value):
-    """The larger of `value` and 0. Unlike the built-in maximum it keeps NaN, by which a diverged training shows."""
+    """Return the larger of `value` and 0; unlike the built-in maximum this keeps NaN, which shows divergence."""
     return tl.where(value < 0, 0.0, value)
 
 
 @triton.jit
 def _statistics(sums, channel, count, eps, CHANNELS: tl.constexpr):
-    """Mean and variance of each channel, and the inverse of its deviation, from the sums of values and of squares."""
+    """Return each channel's mean, variance and inverse deviation, from the sums of values and of squares."""
     mean = tl.load(sums + channel) / count
     variance = _positive(tl.load(sums + CHANNELS + channel) / count - mean * mean)
     return mean, variance, 1 / tl.sqrt(variance + eps)
@@ -78,7 +78,7 @@ def _statistics(sums, channel, count, eps, CHANNELS: tl.constexpr):
 
 @triton.jit
 def load_images(images, mean_image, out, pixel_scale, CHANNELS: tl.constexpr, SIDE: tl.constexpr, PADDED: tl.constexpr):
-    """Normalise an image row: uint8 planes to rows of `PADDED` channels, zero from `CHANNELS` on."""
+    """Normalise one row of an image, from uint8 planes to pixels of `PADDED` channels, zero from `CHANNELS` on."""
     image, row = tl.program_id(0) // SIDE, tl.program_id(0) % SIDE
     column, channel = tl.arange(0, SIDE), tl.arange(0, PADDED)
     at = (channel[None, :] * SIDE + row) * SIDE + column[:, None]
@@ -102,7 +102,7 @@ def convolve(
     STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Convolve x to y; the sums of y and of its squares per channel are added to `sums`."""
+    """Convolve x to y; add the sums of y and of its squares per channel to `sums`."""
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = pixel < pixels
     total = _convolved(x, weight, pixel, valid, INPUTS, OUTPUTS, SIDE, SIDE * STRIDE, STRIDE, False, BLOCK)
@@ -133,9 +133,9 @@ def normalise(
     RELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Relu(normalised y + shortcut) to `out`; the first program updates the running statistics.
+    """Store relu(normalised y + shortcut) in `out`; the first program updates the running statistics.
 
-    SHORTCUT: 0 none, 1 of the same shape, 2 of twice the side and half the channels.
+    SHORTCUT is 0 for none, 1 for one of the same shape, 2 for one of twice the side and half the channels.
     """
     pixel, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, CHANNELS)
     valid = (pixel < pixels)[:, None]
@@ -166,7 +166,7 @@ def normalise(
 def _store_gradient(
     total, pixel, valid, out, y, sums, gradient, gradient_sums, pixels, eps, CHANNELS: tl.constexpr, RELU: tl.constexpr
 ):
-    """Store the gradient of relu's input, where `out` is its output; add to its sums: plain, and times normalised y."""
+    """Store the gradient of the input of the ReLU that gave `out`; add its sums, plain and times normalised y."""
     channel = tl.arange(0, CHANNELS)
     at = pixel[:, None] * CHANNELS + channel[None, :]
     if RELU:
@@ -195,7 +195,7 @@ def pool_back(
     RELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradient of the last block from that of the features, which are its output averaged over each image."""
+    """Compute the gradient of the last block's output from that of the features, its average over each image."""
     pixel, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, CHANNELS)
     valid = pixel < pixels
     at = pixel[:, None] // (SIDE * SIDE) * CHANNELS + channel[None, :]
@@ -216,7 +216,7 @@ def normalise_back(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradient of y from that of its normalised values."""
+    """Compute the gradient of y from that of its normalised values."""
     pixel, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, CHANNELS)
     valid = (pixel < pixels)[:, None]
     mean, _, inverse = _statistics(sums, channel, pixels, eps, CHANNELS)
@@ -250,9 +250,9 @@ def convolve_back(
     RELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradient of a convolution's input, which is the output `out` of an earlier layer that normalised `y`.
+    """Compute the gradient of a convolution's input, which is the output `out` of an earlier layer that normalised `y`.
 
-    `SIDE` and `pixels` are the input's; SHORTCUT as in `normalise`.
+    `SIDE` and `pixels` are those of the input; SHORTCUT is as in `normalise`.
     """
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = pixel < pixels
@@ -285,7 +285,7 @@ def weight_gradient(
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add to the gradient of the weights, for `TAPS` taps (in tiles with `ROOM` for a power of two of them)."""
+    """Add to the weight gradient of `TAPS` taps; a tile has `ROOM` for that number rounded up to a power of two."""
     inside_block, output = tl.arange(0, BLOCK), tl.arange(0, OUTPUTS)
     entry = tl.arange(0, ROOM * INPUTS)
     tap, present = tl.program_id(1) * TAPS + entry // INPUTS, entry // INPUTS < TAPS

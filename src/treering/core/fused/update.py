@@ -8,15 +8,15 @@ from torch import Tensor
 from treering.recipe import Optimizer
 
 PIECE = 4096
-"""Parameters whose squared norm one program sums up."""
+"""The number of parameters whose squares one program sums up."""
 BLOCK = 1024
-"""Parameters that one program updates."""
+"""The number of parameters that one program updates."""
 
 
 class Update:
-    """The update of all parameters, which are one flat tensor, from their gradient: `SGD.step` in few launches.
+    """The update of all parameters, which are one flat tensor, by their gradient: `SGD.step` in a few launches.
 
-    `group_of_element` numbers 0 what does not decay, then `tensors` tensors, then the rows of the heads' matrix.
+    `group_of_element` is 0 for what does not decay, 1 to `tensors` for weight tensors, and above for rows of the heads.
     """
 
     def __init__(self, group_of_element: Tensor, tensors: int, head_of_row: Tensor) -> None:

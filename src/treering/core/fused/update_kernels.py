@@ -36,7 +36,7 @@ def update(
     BY_NORM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Noise, decay, momentum and descent of each parameter."""
+    """Apply noise, decay, momentum and descent to each parameter."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = at < count
     value, change = tl.load(values + at, mask=real, other=0.0), tl.load(gradient + at, mask=real, other=0.0)
