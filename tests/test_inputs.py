@@ -446,7 +446,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown device": ({"device": "abacus"}, "'abacus'"),
     "a device that is not there": ({"device": "cuda:77"}, "'cuda:77'"),
     "a device that cannot compute": ({"device": "meta"}, "'meta'"),
-    "a device that treering was never run on": ({"device": "mps"}, "treering has never been run on one"),
+    "a device that treering was never run on": ({"device": "mps"}, "treering supports CPUs and CUDA GPUs"),
     "a memory in words": ({"memory": "many"}, "'many'"),
     "a memory of a fraction": ({"memory": 2.5}, "2.5"),
     "a memory of a truth value": ({"memory": True}, "True"),

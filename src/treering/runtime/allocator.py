@@ -14,7 +14,7 @@ def keep() -> None:
 
 
 def give_back() -> None:
-    """Give it back to the system: without this a process grows by megabytes with each step."""
+    """Return freed memory to the system: otherwise a process grows by megabytes with each step."""
     _call("malloc_trim", 0)
 
 

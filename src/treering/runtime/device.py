@@ -1,4 +1,4 @@
-"""The device that trains, by its name."""
+"""The device to train on, found by its name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def find_device(name: str) -> torch.device:
         if device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("it has no GPU")
         if device.type not in ("cpu", "cuda"):
-            raise RuntimeError("treering has never been run on one")
+            raise RuntimeError("treering supports CPUs and CUDA GPUs")
         torch.Generator(device)
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = re.split(r"[.\n]", str(error))[0]
@@ -31,5 +31,5 @@ def find_device(name: str) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """Return the name of a GPU, or CPU."""
+    """Return the name of a GPU, or "CPU"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and questions about paths that never fail."""
+"""Files that are written completely or not at all, and tests of paths that never raise."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from treering.errors import TreeringError
 
 TEMPORARY = ".tmp-"
-"""How the names of unfinished files begin."""
+"""The beginning of the names of unfinished files."""
 CLUTTER = ("Thumbs.db", "desktop.ini")
-"""Files that systems leave in folders; they and hidden files go without saying."""
+"""Files that systems leave in folders; they and hidden files are ignored without a message."""
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM)
 """The errors of file systems that cannot flush a folder, or do not let this user; its files are there all the same."""
 
 
 def write(file: Path, content: bytes, flushed: bool = True) -> None:
-    """Replace `file` in one rename, after its content has reached the disk unless the caller `flush`es it later."""
+    """Replace `file` in one rename, once the content has reached the disk unless the caller calls `flush` later."""
     temporary = file.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as stream:
@@ -43,7 +43,7 @@ def flush(written: Sequence[Path]) -> None:
     for file in written:
         with file.open("rb" if os.name == "posix" else "rb+") as stream:
             os.fsync(stream.fileno())
-    for folder in {folder for file in written for folder in file.parents[:2]}:  # a new one has its name in the next
+    for folder in {folder for file in written for folder in file.parents[:2]}:  # the parent names a new folder
         _flush_folder(folder)
 
 
@@ -94,21 +94,21 @@ def write_picture(file: Path, draw: Callable[[io.BytesIO], object]) -> None:
 
 
 def require_png(file: Path) -> None:
-    """Refuse other names for pictures."""
+    """Raise unless the picture's name ends in .png."""
     if file.suffix.lower() != ".png":
         raise TreeringError(f"cannot write {file}: the name of a picture must end in .png")
 
 
 def is_clutter(name: str) -> bool:
-    """Return whether a file of this name is put there by the system and no business of the user's."""
+    """Return whether a file of this name is hidden or put there by the system, and no concern of the user."""
     return name.startswith(".") or name in CLUTTER
 
 
 def exists(path: Path) -> bool:
-    """Return whether there is something; nothing is where a name is impossible or a folder may not be looked into."""
+    """Return whether the path exists; False if its name is impossible or its folder must not be read."""
     return os.path.exists(path)  # noqa: PTH110  # unlike Path.exists it never raises
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether there is a folder."""
+    """Return whether the path is a folder; like `exists` it never raises."""
     return os.path.isdir(path)  # noqa: PTH112

@@ -1,4 +1,4 @@
-"""Who may use what a learner has learnt, and who may change it, when several threads have it."""
+"""Access to what a learner has learnt when several threads share it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from treering.errors import TreeringError
 
 
 class Gate:
-    """Many may use a thing at the same time; who changes it waits for them and is alone."""
+    """Lets many threads use a thing at the same time; a thread that changes it waits for them and is alone."""
 
     def __init__(self) -> None:
         self._users: list[int] = []
-        """The thread of each use. Ctrl-C may leave one behind, which its own thread must not wait for."""
+        """The thread of each use under way. Ctrl-C may leave one behind, for which its own thread must not wait."""
         self._changing = False
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def using(self, action: str) -> Iterator[None]:
-        """Raise if it is being changed, by another thread or by the call that tells its progress just now."""
+        """Use the thing in this context; raise if it is being changed, even by a call that is telling its progress."""
         thread, counted = threading.get_ident(), False
         try:
             with self._changed:
@@ -36,7 +36,7 @@ class Gate:
 
     @contextlib.contextmanager
     def changing(self, action: str) -> Iterator[None]:
-        """Wait until no other thread uses it."""
+        """Change the thing in this context, once no other thread uses it; raise if it is being changed already."""
         thread, mine = threading.get_ident(), False
         try:
             with self._changed:

@@ -1,4 +1,4 @@
-"""Ctrl-C at moments when it may not stop what is being done."""
+"""Moments that Ctrl-C must not interrupt."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def deferred(heard: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Meanwhile Ctrl-C, however often, only calls `heard`; afterwards it is handled as before.
+    """Defer Ctrl-C to the end of this context, where it takes effect once; until then each one only calls `heard`.
 
-    `timeout -s INT`, for one, sends the signal twice.
+    It may well come more than once: `timeout -s INT`, for example, sends the signal twice.
     """
     interrupted = False
 

@@ -26,7 +26,7 @@ class PixelFile:
         self._row_bytes = self.shape.numel()
 
     def append(self, images: Tensor) -> None:
-        """Store images N x C x H x W behind those that are there."""
+        """Store images N x C x H x W after those that are there."""
         self._file.seek(self.rows * self._row_bytes)
         self._file.write(images.contiguous().cpu().numpy().tobytes())
         self._file.flush()
@@ -47,13 +47,13 @@ class PixelFile:
 
 
 class _Joined:
-    """Images of several parts in one row; each part stays where it is."""
+    """The images of several parts, one part after the other; each part stays where it is."""
 
     def __init__(self, parts: Sequence[Images]) -> None:
         self.parts, self.shape = parts, parts[0].shape[1:]
 
     def read(self, rows: Tensor) -> Tensor:
-        """Read the images in these rows, which are numbered from the first part's first to the last part's last."""
+        """Read the images in these rows, which are numbered through all parts."""
         pixels = torch.empty(len(rows), *self.shape, dtype=torch.uint8)
         start = 0
         for part in self.parts:
@@ -106,7 +106,7 @@ def digests(images: Images) -> list[bytes]:
 
 
 def join(parts: Sequence[Images]) -> Images:
-    """Return all images of the parts in one row: a tensor of tensors, else images that are read when needed."""
+    """Return the images of all parts together: a tensor if all parts are tensors, else images read when needed."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if len(tensors) == len(parts):
         return torch.cat(tensors)

@@ -12,12 +12,12 @@ _IN_USE = threading.RLock()
 
 
 def dropout_seed(seed: int, step: int) -> int:
-    """Where the seeds of a step's epochs begin, for a learner or run of this seed."""
+    """Return the first of the seeds of a step's epochs, for a learner or run with this seed."""
     return (seed + step * 100_000) % 2**62
 
 
 @contextlib.contextmanager
 def borrowed(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Whatever is drawn from the generators of the CPU and of these GPUs, they are as before afterwards."""
+    """Put the generators of the CPU and of these GPUs back as they were at the end of this context."""
     with _IN_USE, torch.random.fork_rng(devices=devices):
         yield

@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 
 
 def made(facts: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest of these facts and files, written now by these versions."""
+    """Return a manifest of these facts and files, with the time and the versions of the packages."""
     versions = {
         "treering": __version__,
         "python": platform.python_version(),
@@ -43,12 +43,12 @@ def sealed(manifest: dict[str, Any]) -> bytes:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what the folder says of its model, without its weights and images."""
+    """Return the manifest of the model folder `path`, after checking it."""
     file = path / NAME
     try:
         content = file.read_bytes()
     except NotADirectoryError:
-        raise TreeringError(f"{path} is a file, not a model folder") from None
+        raise TreeringError(f"{path} is a file: give the folder that a learner was saved to") from None
     except FileNotFoundError:
         if files.exists(path / ".learning") or files.exists(path / ".writer"):
             raise TreeringError(f"{path} has no model yet: its first step is under way, or was interrupted") from None
@@ -91,7 +91,7 @@ def earlier(path: Path) -> list[Path]:
 
 
 def earlier_than(path: Path, current: dict[str, Any]) -> list[Path]:
-    """Return those that `undo` can go back to: a writer that was killed may have put the current one there already."""
+    """Return those of `earlier` without the current version, which a killed writer may have put there already."""
 
     def is_current(file: Path) -> bool:
         try:
@@ -103,7 +103,7 @@ def earlier_than(path: Path, current: dict[str, Any]) -> list[Path]:
 
 
 def utf8(text: str) -> bytes:
-    """Encode a text. Names of files that are not UTF-8 reach Python with lone surrogates; they pass."""
+    """Encode a text as UTF-8; lone surrogates pass, by which Python represents file names in other encodings."""
     return text.encode("utf-8", "surrogatepass")
 
 

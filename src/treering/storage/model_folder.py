@@ -47,13 +47,13 @@ logger = logging.getLogger(__name__)
 Read = TypeVar("Read")
 
 FIXED = (manifests.NAME, ".lock", ".writer", ".learning", "memory", "held-out", "previous")
-"""The names in a model folder's top level that stay."""
+"""The names in a model folder's top level that are the same for all versions."""
 VERSIONED = re.compile(
     rf"{re.escape(files.TEMPORARY)}.*|weights-[0-9a-f]{{12}}\.safetensors|history-[0-9a-f]{{12}}\.jsonl"
 )
-"""The names there of a version's files."""
+"""The names in the top level of files that belong to certain versions."""
 EXEMPLAR = re.compile(rf"{re.escape(files.TEMPORARY)}.*|\d{{4,}}-[0-9a-f]{{12}}\.png")
-"""The names in a class's folder of exemplars."""
+"""The names of files in a class's folder of exemplars."""
 KEEP = 3
 """The number of versions before the current one that `undo` can go back to."""
 SAVEABLE = (str, int, float, bool)
@@ -80,7 +80,7 @@ class Content:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Be the only writer of the folder, which is made if it is not there and then goes if nothing was put into it."""
+    """Be the folder's only writer; it is created if it does not exist, and removed again if it stays empty."""
     made = not files.exists(path)
     try:
         _make_folder(path)
@@ -92,7 +92,7 @@ def writing(path: Path) -> Iterator[None]:
             finally:
                 (path / ".writer").unlink(missing_ok=True)
                 if not any(is_ours(file.name) for file in path.iterdir() if file.name != ".lock"):
-                    with contextlib.suppress(PermissionError):  # on Windows, which removes it when it is released
+                    with contextlib.suppress(PermissionError):  # Windows removes the lock when it is released
                         (path / ".lock").unlink()
     except filelock.Timeout:
         raise TreeringError(f"{_writer(path)} is writing {path}: wait until it has ended, then try again") from None
@@ -102,12 +102,12 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
     finally:
         if made:
-            with contextlib.suppress(OSError):  # it holds something
+            with contextlib.suppress(OSError):  # the folder holds something
                 path.rmdir()
 
 
 def _writer(path: Path) -> str:
-    """Say who holds the lock."""
+    """Return who holds the lock, for a message."""
     try:
         writer = json.loads((path / ".writer").read_bytes())
         return f"another treering (process {int(writer['process'])}, since {writer['since']})"
@@ -141,7 +141,7 @@ def replace(content: Content, path: Path, keep: int) -> None:
     """Do what `save` does, for a caller that is `writing` already."""
     unsaveable = next((label for label in content.classes if type(label) not in SAVEABLE), None)
     if unsaveable is not None:
-        raise TreeringError(f"label {unsaveable!r} cannot be saved: a model folder holds texts and numbers as labels")
+        raise TreeringError(f"label {unsaveable!r} cannot be saved: use texts or numbers as labels")
     try:
         before = manifests.read(path)
     except TreeringError:  # it has no model yet, or a damaged one
@@ -158,28 +158,28 @@ def replace(content: Content, path: Path, keep: int) -> None:
 
 
 def undo(path: str | os.PathLike[str]) -> None:
-    """Go back to the version before the current one."""
+    """Go back to the version of a model folder before its last `save` or `treering learn`; raise if there is none."""
     path = Path(path)
     manifests.read(path)  # raises if there is no model
     with writing(path):
         current = manifests.read(path)
         for file in reversed(manifests.earlier(path)):
             before = manifests.parsed(file.read_bytes(), file)
-            if before == current:  # a writer that was killed has put the current one there already
+            if before == current:  # a killed writer has put the current one there already
                 file.unlink()
                 continue
             for entry in manifests.entries(before):
                 _read(path, entry)  # raises if it is missing or damaged
             files.write(path / manifests.NAME, file.read_bytes())
             file.unlink()
-            (path / ".learning").unlink(missing_ok=True)  # of a step after the version that is gone
+            (path / ".learning").unlink(missing_ok=True)  # it continues the version that is gone now
             _clean(path, None)
             return
         raise TreeringError(f"{path} has no version to go back to: it holds the first one, or the others are gone")
 
 
 def _clean(path: Path, keep: int | None) -> None:
-    """Remove versions beyond the last `keep`, if so many are given, and all files that no remaining version names."""
+    """Remove earlier versions beyond the last `keep` (None keeps all), and files that no remaining version names."""
     try:
         current = manifests.read(path)
         older = manifests.earlier_than(path, current)
@@ -194,7 +194,7 @@ def _clean(path: Path, keep: int | None) -> None:
 
 
 def _remove_unnamed(path: Path, remaining: Sequence[dict[str, Any]]) -> None:
-    """Delete the files of removed versions and of writers that died; files that are not ours stay."""
+    """Delete the files of removed versions and of killed writers; files that treering did not write stay."""
     named = {_comparable(entry["name"]) for manifest in remaining for entry in manifests.entries(manifest)}
     for file in path.glob(f"previous/{files.TEMPORARY}*"):
         file.unlink()
@@ -214,7 +214,7 @@ def _comparable(name: str) -> str:
 
 
 def consistently(path: Path, read: Callable[[dict[str, Any]], Read]) -> Read:
-    """Return what `read` makes of the manifest and its files; read again if a writer cleans up a version meanwhile."""
+    """Return what `read` makes of the manifest and its files; read again if a writer removes that version meanwhile."""
     while True:
         manifest = manifests.read(path)
         try:
@@ -265,7 +265,7 @@ def _read(path: Path, entry: dict[str, str]) -> bytes:
 
 
 def _write_files(path: Path, content: Content, before: dict[str, Any] | None) -> dict[str, Any]:
-    """Write what the manifest is going to name; return name and checksum of each file."""
+    """Write the files that the manifest is going to name; return the name and checksum of each."""
     flushed = {entry["name"] for entry in manifests.entries(before)} if before else set()
     unflushed: list[Path] = []
 
@@ -278,7 +278,7 @@ def _write_files(path: Path, content: Content, before: dict[str, Any] | None) ->
         if not is_there:
             file.parent.mkdir(parents=True, exist_ok=True)
             files.write(file, written, flushed=False)
-        if not is_there or name not in flushed:  # a writer that was killed may have left it unflushed
+        if not is_there or name not in flushed:  # a killed writer may have left it unflushed
             unflushed.append(file)
         return {"name": name, "sha256": checksum}
 

@@ -1,4 +1,4 @@
-"""An unfinished step as tensors and plain facts, so that it can be written to a file and gone on with."""
+"""An unfinished step as tensors and plain facts, so that a file can hold it until it is resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treering.core.trainer import FitState, InFlight
 
 
 def pack(in_flight: InFlight | None) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
-    """Return tensors by name, and number and epoch of each training."""
+    """Return the tensors of an unfinished step by name, and the number and epoch of each `fit` in it."""
     tensors: dict[str, Tensor] = {}
     fits = {}
     for name in ("current", "previous"):
@@ -29,7 +29,7 @@ def pack(in_flight: InFlight | None) -> tuple[dict[str, Tensor], dict[str, list[
 
 
 def unpack(tensors: Mapping[str, Tensor], fits: Mapping[str, Any]) -> InFlight | None:
-    """Return what `pack` was given."""
+    """Return the unfinished step that `pack` was given."""
     states = {}
     for name, (number, epoch) in fits.items():
         parts = unprefixed(name, tensors)
@@ -39,16 +39,16 @@ def unpack(tensors: Mapping[str, Tensor], fits: Mapping[str, Any]) -> InFlight |
 
 
 def to_bytes(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> bytes:
-    """Return a safetensors file of both, with a checksum."""
+    """Return the content of a safetensors file with these tensors, these facts and a checksum."""
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     return safetensors.torch.save(content, {"facts": json.dumps(facts), "checksum": _checksum(content, facts)})
 
 
 def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what `to_bytes` was given; raise an error of any kind if the file holds anything else."""
+    """Return the tensors and facts that `to_bytes` was given; a file with other content raises any kind of error."""
     with safetensors.safe_open(file, "pt") as stream:
         metadata = stream.metadata()
-        # Copies: tensors that map the file would keep Windows from replacing it.
+        # Tensors are copied, since those that map the file would keep Windows from replacing it.
         tensors = {name: stream.get_tensor(name).clone() for name in stream.keys()}  # noqa: SIM118  # not a dict
     facts = json.loads(metadata["facts"])
     if metadata["checksum"] != _checksum(tensors, facts):
@@ -65,7 +65,7 @@ def _checksum(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> str:
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors under longer names."""
+    """Return the tensors with this prefix before their names."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
