@@ -16,7 +16,7 @@ from PIL import Image
 
 from treering import Budget, Learner, TreeringError, methods
 from treering.core import augment
-from treering.images.folders import read
+from treering.images.files import read
 from treering.photos.plan import Plan
 from treering.storage import model_folder as checkpoint
 
