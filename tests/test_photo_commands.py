@@ -165,7 +165,7 @@ def test_settings_that_a_method_cannot_work_with_are_refused_before_the_plan(pla
         done.refused("GEM keeps a random sample of each step: set memory.kind to per-step")
         assert done.out == ""
         done = command("learn", tmp_path / "model", place / "first", *TINY, "--set", "memory.kind=per-step", *more)
-        done.refused("eeil cannot keep exemplars per-step")
+        done.refused("eeil cannot keep a per-step memory")
         assert done.out == ""
 
 
@@ -183,7 +183,7 @@ def test_a_method_that_keeps_every_image_says_so(place: Path, tmp_path: Path) ->
 
 def test_a_backbone_is_not_chosen_without_its_settings(place: Path, tmp_path: Path) -> None:
     arguments = ("learn", tmp_path / "model", place / "first", "--set", "backbone=resnet18", "--dry-run")
-    command(*arguments, "--backbone", "resnet32").refused("choose it by --backbone resnet18")
+    command(*arguments, "--backbone", "resnet32").refused("choose the backbone by --backbone resnet18")
     assert command(*arguments, "--backbone", "resnet18").code == 0
 
 
@@ -508,7 +508,7 @@ def test_info_says_that_a_step_was_interrupted(place: Path) -> None:
     try:
         done = command("info", place / "model")
         assert "interrupted" in done.out
-        assert "the same command goes on with it" in done.out
+        assert "run the same command again" in done.out
         on_disk = sum(file.stat().st_size for file in (place / "model").rglob("*") if file.is_file())
         assert sum(overview.of(place / "model").bytes_by_kind.values()) == on_disk
     finally:

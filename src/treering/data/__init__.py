@@ -15,12 +15,12 @@ DATASETS: dict[str, Callable[[Path, bool], Dataset]] = {
     "cifar100": cifar.load,
     "cifar100-vehicles": cifar.load_vehicles,
 }
-"""Name -> function of the data folder and whether it may download. Any other name is that of a folder of images."""
+"""The loader of each built-in dataset by name: it takes the data folder and whether it may download."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a dataset of the paper before it is there."""
+    """The facts about a dataset of the paper that are known without its files."""
 
     classes: int
     images_per_class: int
@@ -36,11 +36,11 @@ PAPER: dict[str, Facts] = {
     "imagenet1000": Facts(1000, 1281, 224),
     "stanford-dogs": Facts(120, 100, 224),
 }
-"""The datasets of the paper."""
+"""The facts about each of the paper's datasets."""
 
 
 def load(name: str, data: Path, download: bool = False, image_size: int = 256) -> Dataset:
-    """Return the dataset of this name, which lies in the folder `data` unless it is part of a package."""
+    """Return the dataset of this name: a built-in one, or else a folder of images in the folder `data`."""
     if name in DATASETS:
         own = data / name
         if own.is_dir() and any(inside.is_dir() for inside in own.iterdir()):
@@ -59,7 +59,7 @@ def load(name: str, data: Path, download: bool = False, image_size: int = 256) -
 
 
 def missing(name: str, data: Path) -> str | None:
-    """Return what to say of a dataset that is not in the folder `data`, and None if it is there."""
+    """Return a message about a dataset that is missing from the folder `data`, or None if it is there."""
     if name == "digits":
         return None
     is_cifar = name in DATASETS

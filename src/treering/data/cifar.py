@@ -24,7 +24,7 @@ from treering.errors import TreeringError
 FOLDER = "cifar-100-python"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
-"""The archive's checksum, as published beside it."""
+"""The archive's checksum, which is published beside it."""
 ATTEMPTS = 3
 VEHICLES = ("vehicles_1", "vehicles_2")
 
@@ -71,7 +71,7 @@ def _find(folder: Path, download: bool) -> Path:
 def _names(source: Path, key: bytes) -> tuple[str, ...]:
     names = _read(source / "meta", key)[key]
     if not isinstance(names, list) or not all(isinstance(name, bytes) and name.isascii() for name in names):
-        raise _foreign(source / "meta", "its names are no texts")
+        raise _foreign(source / "meta", "its class names are not texts")
     return tuple(name.decode() for name in names)
 
 
@@ -81,7 +81,7 @@ def _arrays(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3 * 32 * 32,):
         raise _foreign(path, "its images are not 32 x 32 pixels in three colours")
     if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(label) is int for label in labels):
-        raise _foreign(path, "it has not one label per image")
+        raise _foreign(path, "it does not have one label per image")
     if set(labels) != set(range(len(names))):
         raise _foreign(path, f"its labels are not those of the {len(names)} classes, 0 to {len(names) - 1}")
     images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -89,7 +89,7 @@ def _arrays(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]
 
 
 def _foreign(path: Path, reason: object) -> TreeringError:
-    """Return the error to raise for a file that is damaged or something else."""
+    """Return the error to raise for a file that is damaged or not one of CIFAR-100."""
     one_line = " ".join(str(reason).split())
     return TreeringError(f"{path} is not a file of CIFAR-100 ({one_line}): delete the folder and unpack it again")
 
@@ -117,7 +117,7 @@ def _read(path: Path, *keys: bytes) -> dict[bytes, Any]:
         content = _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     except OSError as error:
         raise TreeringError(f"cannot read {path}: {error.strerror}") from None
-    except Exception as error:  # whatever damaged bytes make of a pickle
+    except Exception as error:  # damaged bytes may raise anything
         raise _foreign(path, error or type(error).__name__) from None
     if not isinstance(content, dict) or not all(key in content for key in keys):
         raise _foreign(path, f"it lacks {', '.join(key.decode() for key in keys)}")
@@ -136,7 +136,7 @@ def fetch(folder: Path, url: str = URL, md5: str = MD5, pause: float = 2.0) -> N
         try:
             with urllib.request.urlopen(url, timeout=30) as response:
                 archive = response.read()
-        except (OSError, http.client.HTTPException) as error:  # of the network, in all its kinds
+        except (OSError, http.client.HTTPException) as error:  # network errors of all kinds
             trouble = getattr(error, "reason", error)
             if isinstance(error, urllib.error.HTTPError):
                 error.close()

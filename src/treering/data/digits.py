@@ -1,4 +1,4 @@
-"""Scikit-learn's digits: 1,797 real scans of 8 x 8 pixels, inside that package, so nothing is downloaded."""
+"""Scikit-learn's digits: 1,797 real scans of 8 x 8 pixels, which come with that package without a download."""
 
 from __future__ import annotations
 

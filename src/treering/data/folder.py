@@ -1,6 +1,6 @@
 """Any dataset in ImageNet's layout: DATA/<name>/train/<class>/<image> and DATA/<name>/val/<class>/<image>.
 
-Without these two, DATA/<name>/<class>/<image>: then one image in five of each class is for testing.
+Without these two folders it is DATA/<name>/<class>/<image>, and one image in five of each class is for testing.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def load(folder: Path, size: int) -> Dataset:
 
 
 def _part(folder: Path, names: Sequence[str]) -> Path | None:
-    """Return the folder below it that has one of these names, however capitalised, and if possible folders in it."""
+    """Return the folder in `folder` with one of these names in upper or lower case, preferably one that has folders."""
     below = {path.name.lower(): path for path in _folders(folder)}
     found = [below[name] for name in names if name in below]
     return next((path for path in found if _folders(path)), found[0] if found else None)
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the folders below it that are not hidden; none if it cannot be looked into, which `scan` reports."""
+    """Return the folders in `folder` that are not hidden; none if it cannot be read, which `scan` reports."""
     try:
         return sorted(path for path in folder.iterdir() if files.is_folder(path) and not path.name.startswith("."))
     except OSError:
@@ -93,7 +93,7 @@ def _read(classes: dict[str, list[Path]], names: Sequence[str], size: int) -> tu
             pixels[index] = image
     empty = next((name for label, name in enumerate(names) if not readable[labels == label].any()), None)
     if empty is not None:
-        raise TreeringError(f"no image of class {empty} in {classes[empty][0].parent} can be read")
+        raise TreeringError(f"no image of class {empty} in {classes[empty][0].parent} can be read: add others")
     return (pixels, labels) if readable.all() else (pixels[readable], labels[readable])
 
 

@@ -32,7 +32,7 @@ class Dataset:
     class_names: tuple[str, ...]
 
     def only(self, classes: Sequence[int]) -> Dataset:
-        """Return the part that has these classes, which are numbered in the sequence given."""
+        """Return the part with these classes, numbered anew in the order given."""
         number = np.full(len(self.class_names), -1)
         number[list(classes)] = np.arange(len(classes))
         train, test = number[self.train_labels], number[self.test_labels]
@@ -47,7 +47,7 @@ class Dataset:
 
 
 def class_order(classes: int | Sequence[int], order: int) -> list[int]:
-    """Return the classes in class order `order`."""
+    """Return the classes shuffled with the seed of class order `order`."""
     return np.random.RandomState(ORDER_SEED + order).permutation(classes).tolist()
 
 

@@ -18,12 +18,12 @@ from treering.words import duration
 
 
 class RunDisplay(Observer):
-    """Shows each run: on a terminal as a line that changes, elsewhere by a line for each stage it comes to."""
+    """Shows each run: on a terminal by one line that changes, elsewhere by a new line for each stage."""
 
     def __init__(self, console: Console, names: Sequence[str]) -> None:
         self.console, self.terminal = console, Terminal(console)
         self._labels = _short_names(names)
-        # In a narrow terminal only the name gives way.
+        # In a narrow terminal only the name is cut.
         where = TextColumn("{task.percentage:3.0f} % {task.fields[now]}", table_column=Column(no_wrap=True))
         name = TextColumn("{task.description}", table_column=Column(overflow="ellipsis"))
         self._lines = Progress(where, name, console=console, disable=not console.is_interactive)
@@ -65,7 +65,7 @@ class RunDisplay(Observer):
 
 
 def show_results(console: Console, outcomes: Mapping[str, Outcome], results: Path) -> None:
-    """Print a table of the runs that came to a result."""
+    """Print a table of the runs that have a result."""
     table = Table()
     for column in ("run", "average without first", "average", "last step", "images/s", "minutes"):
         table.add_column(column, justify="left" if column == "run" else "right", overflow="fold")
@@ -101,7 +101,7 @@ def show_forecast(console: Console, runs: Sequence[Forecast], device: str) -> No
 
 
 def _short_names(names: Sequence[str]) -> dict[str, str]:
-    """Shorten each name to the parts that not all have, since a narrow terminal has no room for more."""
+    """Shorten each name to the parts that the names do not share, since a narrow terminal has no room for more."""
     parts = [name.split("-") for name in names]
     shared = set(parts[0]).intersection(*parts) if len(parts) > 1 else set()
     return {

@@ -1,4 +1,4 @@
-"""What running some recipes would take: image passes, time, and the datasets that are missing."""
+"""What it would take to run some recipes: image passes, time, and the datasets that are missing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Forecast:
     name: str
     image_passes: int
     seconds: float
-    """By the speed of this device just now, were it run alone."""
+    """The time that it would take alone, at the speed of this device just now."""
     state: str
     """One of "to do", "unfinished", "done" and "in the way: another run"."""
     lacks: str | None
-    """What to say of its dataset, if that is not there and the run is to do."""
+    """A message about its dataset, if that is missing and the run is to do."""
 
     @property
     def to_do(self) -> bool:
@@ -34,7 +34,7 @@ class Forecast:
 
 
 def forecast(recipes: Sequence[Recipe], place: Place) -> list[Forecast]:
-    """Say what each of the recipes, of the paper's experiments, would take."""
+    """Forecast what each recipe would take; their datasets must be the paper's."""
     rates: dict[tuple[object, ...], float] = {}
     made = []
     for recipe in recipes:

@@ -1,6 +1,6 @@
 """The paper's experiments by name: the runs of each table and figure, for `treering reproduce`.
 
-Importing this module does not import PyTorch; only `chosen` does, to ask the methods what they serve.
+Importing this module does not import PyTorch; only `chosen` does, to ask the methods what their results are called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Experiment:
     """The names of ready recipes, each followed by its changes as `--set` takes them."""
 
     def runs(self, orders: int | None = None) -> Iterator[Recipe]:
-        """Every run, over the paper's number of class orders unless another is given."""
+        """Yield every run, over the paper's number of class orders unless another is given."""
         for order in range(self.orders if orders is None else orders):
             for name, *changes in map(str.split, self.recipes):
                 yield Recipe.find(name).changed([*changes, f"run.order={order}"])
@@ -87,7 +87,7 @@ def find(name: str) -> Experiment:
 
 
 def chosen(runs: Sequence[Recipe], only: Sequence[str]) -> list[Recipe]:
-    """The runs that have, for each key in `only`, one of its values: ["method=icarl", "order=0", "order=1"]."""
+    """Return the runs that have a wanted value for each key in `only`: ["method=icarl", "order=0", "order=1"]."""
     wanted: dict[str, set[str]] = {}
     for condition in only:
         key, equals, value = condition.partition("=")
@@ -96,14 +96,14 @@ def chosen(runs: Sequence[Recipe], only: Sequence[str]) -> list[Recipe]:
         wanted.setdefault(key, set()).add(value)
     found = [run for run in runs if all(_facts(run)[key] & values for key, values in wanted.items())]
     if not found:
-        raise TreeringError(f"no run of this experiment has {' and '.join(only)}")
+        raise TreeringError(f"no run of this experiment has {' and '.join(only)}: --dry-run lists its runs")
     return found
 
 
 def _facts(recipe: Recipe) -> dict[str, set[str]]:
-    """The values that `--only` may ask for to get this run, by key.
+    """Return the values by which `--only` finds this run, for each key.
 
-    A run has several methods where its network classifies in several ways, and two names for a memory per class.
+    A run has several methods if its network classifies in several ways, and a memory per class has two names.
     """
     from treering import methods
     from treering.experiments.result import method_label
@@ -120,7 +120,7 @@ def _facts(recipe: Recipe) -> dict[str, set[str]]:
 
 
 def _memory_size(recipe: Recipe) -> int:
-    """The images in memory as the paper's tables count them: those of GEM over all steps, 0 without a memory."""
+    """Return the images in memory as the paper's tables count them: those of GEM over all steps, 0 without a memory."""
     from treering import methods
     from treering.data import PAPER
     from treering.data.stream import split_steps

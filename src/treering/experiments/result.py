@@ -46,7 +46,7 @@ def files_of(recipe: Recipe, results: Path) -> dict[str, Path]:
 def finished(recipe: Recipe, results: Path, data: Mapping[str, Any] | None = None) -> Result | None:
     """Return the method's own result, if the run is done already.
 
-    Raise where a file of its name holds a run with other settings or, if `data` tells the images, on other images.
+    Raise if a file of its name holds a run with other settings or, where `data` describes the images, on other images.
     """
     every = files_of(recipe, results)
     found = {label: _own(file, recipe, data or {}) for label, file in every.items() if file.exists()}
@@ -71,18 +71,18 @@ def _own(file: Path, recipe: Recipe, data: Mapping[str, Any]) -> Result:
 
 
 def is_of_other_images(facts: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
-    """Return whether `facts` are of a run on other images than `data` tells; a fact that was not written counts not."""
+    """Return whether `facts` describe a run on other images than `data` does; facts that are missing do not count."""
     return any(facts.get(fact, wanted) != wanted for fact, wanted in data.items())
 
 
 def write(file: Path, result: Result) -> None:
-    """Write a result, a line for each of its keys."""
+    """Write a result as JSON with one line for each key."""
     lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
     write_bytes(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def write_bytes(file: Path, content: bytes) -> None:
-    """Write into a folder that somebody may have removed while the run trained."""
+    """Write a file into a folder that somebody may have removed while the run trained."""
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write(file, content)
 
@@ -96,7 +96,7 @@ def current_commit() -> str:
     return os.environ.get("TREERING_COMMIT") or _commit_of(Path(__file__).parents[1])
 
 
-@functools.cache  # of the code as it was loaded, whatever is committed later
+@functools.cache  # the commit of the code as it was loaded, whatever is committed later
 def _commit_of(package: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 

@@ -34,32 +34,32 @@ from treering.version import __version__
 logger = logging.getLogger(__name__)
 
 SAVE_EVERY = 60.0
-"""Seconds between two saves of the state of a run."""
+"""The number of seconds between two saves of the state of a run."""
 SCORES = ("accuracy", "top5", "class_accuracy", "task_accuracy")
-"""What is recorded of each readout after each step."""
+"""The scores that are recorded of each readout after each step."""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Where a run is, after an epoch."""
+    """How far a run has come after an epoch."""
 
     step: int
-    """From 1."""
+    """The number of the step, from 1."""
     steps: int
     stage: str
     epoch: int
-    """From 1 within the stage."""
+    """The number of the epoch within the stage, from 1."""
     epochs: int
     image_passes: int
-    """So far."""
+    """The number of image passes so far."""
     image_passes_planned: int
-    """In the whole run."""
+    """The number of image passes in the whole run."""
     seconds: float
-    """So far, the earlier parts of an interrupted run included."""
+    """The training time so far, including the earlier parts of an interrupted run."""
     images_per_second: float
-    """Since training began, or went on, in this process."""
+    """The speed since training began or was resumed in this process."""
     accuracy_before: float | None
-    """After the step before this one."""
+    """The accuracy in percent after the step before this one."""
 
 
 class StreamRun(Watcher):
@@ -71,7 +71,7 @@ class StreamRun(Watcher):
         self.recipe, self.images, self.results = recipe, images, results
         self.watch: Callable[[RunProgress], None] = lambda progress: None
         self.stopping = False
-        """Set from another thread, it ends the run after the epoch that is under way, with its state saved."""
+        """Another thread sets this to end the run after the current epoch, with its state saved."""
         self.runs_at_once = 1
         self.stream = Stream(images, recipe.run.classes_per_step, recipe.run.order)
         counts = torch.bincount(images.train_labels, minlength=len(images.class_names)).tolist()
@@ -97,7 +97,7 @@ class StreamRun(Watcher):
             "images": {"train": len(images.train_labels), "test": len(images.test_labels)},
             "images_digest": images.digest,
         }
-        """What tells another dataset of the same name."""
+        """The facts that tell this dataset from another of the same name."""
         self.state = StateFile(results / ".unfinished" / f"{run_name(recipe)}.safetensors", recipe, self._data)
         self.record = Record(
             devices=[describe(first.device)],
@@ -110,14 +110,14 @@ class StreamRun(Watcher):
         """The image passes and seconds of earlier parts of the run."""
 
     def prepare(self) -> None:
-        """Compile and capture once for the whole run, where the device does and the run is not finished yet."""
+        """Compile and capture once for the whole run, if the engine does and the run is not finished yet."""
         if not self.result_file.exists():
             self._clock = time.perf_counter()
             self.method.prepare(self._largest_stage)
             self._tick("set-up")
 
     def __call__(self) -> Result:
-        """Run to the end; return the result, which is in the result file then."""
+        """Run to the end, write the result files and return the method's own result."""
         lock = self.state.file.with_suffix(".lock")
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ class StreamRun(Watcher):
                 return result.finished(self.recipe, self.results, self._data) or self._run()
         except filelock.Timeout:
             raise TreeringError(
-                "another process is at this run: wait for it, or choose another results folder"
+                "another process is doing this run: wait for it, or choose another results folder"
             ) from None
         except OSError as error:
             raise TreeringError(f"cannot write to {self.results}: {error.strerror or error}") from None
@@ -148,7 +148,7 @@ class StreamRun(Watcher):
             in_flight = None
             self._evaluate(step)
             self.record.steps_done += 1
-        # The method's own result comes last: where that file is, the run is finished.
+        # The method's own result comes last: once its file exists, the run is finished.
         for label in reversed(self._readouts):
             made = self._result(label)
             result.write(self.files[label], made)
@@ -156,7 +156,7 @@ class StreamRun(Watcher):
         return made
 
     def _go_on(self) -> InFlight | None:
-        """Take up the saved state, if there is one of this very run; return the training it was in."""
+        """Restore the saved state, if there is one of this very run; return the step that was under way."""
         this_time = self.record
         taken_up = self.state.take_up(self.method, list(map(len, self.stream.steps)), this_time.devices[0])
         if taken_up is None:

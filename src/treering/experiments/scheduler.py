@@ -1,4 +1,4 @@
-"""Many runs in one process: finished ones are passed over, and on a GPU the others train several at once."""
+"""Many runs in one process: finished ones are skipped, and on a GPU several of the others train at once."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from treering.runtime import interrupts
 logger = logging.getLogger(__name__)
 
 Outcome = Result | Exception
-"""What a run came to: its result, or the error that ended it."""
+"""The outcome of a run: its result, or the error that ended it."""
 
 
 class Observer:
-    """Is told how runs go on. This one ignores it; a subclass shows what it wants."""
+    """An observer of runs. This one ignores all that it is told; a subclass shows what it wants."""
 
     def done_before(self, name: str, file: Path) -> None:
-        """Learn that a run has its result already."""
+        """Take note that a run already has its result."""
 
     def begins(self, name: str, run: StreamRun) -> None:
-        """Learn that a run is ready; `run.watch` may be set to follow it."""
+        """Take note that a run is ready; set `run.watch` to follow it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Place:
 def run_all(
     recipes: Sequence[Recipe], place: Place, at_once: int = 8, observer: Observer | None = None
 ) -> Mapping[str, Outcome]:
-    """Run every recipe, on a GPU `at_once` together; return what each came to, by the name of the run."""
+    """Run every recipe, up to `at_once` together on a GPU; return each run's outcome by the run's name."""
     observer = observer or Observer()
     by_name = {run_name(recipe): recipe for recipe in recipes}
     if len(by_name) < len(recipes):
@@ -95,7 +95,7 @@ def _resident(place: Place, dataset: str, image_size: int) -> ResidentImages | T
 
 
 def failures(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Return a line for each run that failed; raise what a user cannot put right."""
+    """Return a line for each run that failed; raise an error that a user cannot put right."""
     errors = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Exception)}
     for error in errors.values():
         if not isinstance(error, TreeringError) and not is_out_of_memory(error):
@@ -104,9 +104,9 @@ def failures(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[Outcome]:
-    """Run all to the end, on a GPU up to `at_once` together with a thread and a stream each.
+    """Run all to the end; on a GPU up to `at_once` train together, each with a thread and a stream of its own.
 
-    An error ends its own run only. Ctrl-C lets runs that train at once end their epoch and save their state first.
+    An error ends only its own run. After Ctrl-C, runs that train together end their epoch and save their state first.
     """
     outcomes: list[Outcome] = [TreeringError("the run was interrupted") for _ in runs]
 
@@ -115,7 +115,7 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[Outcome]:
             outcomes[index] = action() or outcomes[index]
         except Exception as error:
             outcomes[index] = error
-            if len(runs) > 1:  # it may be hours until they have all ended
+            if len(runs) > 1:  # told now, since the other runs may take hours
                 what = error if isinstance(error, TreeringError) else repr(error)
                 logger.error("%s has failed: %s", runs[index].result_file.stem, what)
             return False
@@ -135,7 +135,7 @@ def run_many(runs: Sequence[StreamRun], at_once: int = 8) -> list[Outcome]:
 def _train_together(
     runs: Sequence[StreamRun], at_once: int, guarded: Callable[[int, Callable[[], Result | None]], bool]
 ) -> None:
-    """Have each run prepare, one after the other, and then train, each in a thread with a stream of its own."""
+    """Prepare the runs one after the other, then train each in a thread with a stream of its own."""
     slots = threading.Semaphore(at_once)
 
     def work(index: int, stream: torch.cuda.Stream) -> None:
@@ -153,9 +153,9 @@ def _train_together(
     threads = []
     for index, run in enumerate(runs):
         run.runs_at_once = min(len(runs), at_once)
-        # The longest that are to do go first on the device, so that none is left to run alone in the end.
+        # The longest of the runs to do have priority on the device, so that none is left to run alone in the end.
         stream = torch.cuda.Stream(priority=-1 if run.image_passes_planned == most_passes else 0)
-        stream.wait_stream(torch.cuda.current_stream())  # the resident images and the weights came on that one
+        stream.wait_stream(torch.cuda.current_stream())  # it copied the images and weights
         with torch.cuda.stream(stream):
             # One after the other and before any run trains: captures and training do not mix.
             if guarded(index, run.prepare):

@@ -30,7 +30,7 @@ UNREADABLE = (
     ValueError,
     AttributeError,
 )
-"""What a damaged or foreign file may raise."""
+"""The errors that a damaged or foreign file may raise."""
 
 
 @dataclass
@@ -42,28 +42,28 @@ class Record:
     seconds: float = 0.0
     seconds_by_stage: dict[str, float] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
-    """Where it ran, one after the other."""
+    """The devices that it ran on, one after the other."""
     runs_at_once: int = 1
-    """The most runs that trained beside each other, this one included."""
+    """The most runs that trained at the same time, including this one."""
     commits: list[str] = field(default_factory=list)
     torch_versions: list[str] = field(default_factory=list)
     scores: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
-    """For each readout its scores by name, one a step."""
+    """The scores of each readout by name, one per step."""
 
     def count(self, seconds: float, what: str) -> None:
-        """Add time that was spent on `what`."""
+        """Add the time that was spent on `what`."""
         self.seconds += seconds
         self.seconds_by_stage[what] = self.seconds_by_stage.get(what, 0.0) + seconds
 
 
 class StateFile:
-    """Where the state of one run is kept."""
+    """The file that keeps the state of one run."""
 
     def __init__(self, file: Path, recipe: Recipe, data: dict[str, Any]) -> None:
         self.file, self.recipe, self.data = file, recipe, data
 
     def save(self, start: Snapshot, in_flight: InFlight | None, record: Record) -> None:
-        """Write how the step began and, within the step, where its training is."""
+        """Write the method's state before the step and, during the step, the state of its training."""
         tensors = prefixed("start", start.tensors) | {"start.generator": start.generator}
         tensors |= {f"memory.{label}": images for label, images in start.exemplars.items()}
         facts = asdict(record) | {"recipe": self.recipe.to_dict(), "data": self.data, "head_sizes": start.head_sizes}
@@ -71,9 +71,9 @@ class StateFile:
         result.write_bytes(self.file, resume.to_bytes(tensors | training, facts))
 
     def take_up(self, method: Method, step_sizes: list[int], device: str) -> tuple[Record, InFlight | None] | None:
-        """Put the method where the saved state was; return what was done by then, and the training it was in.
+        """Restore the method from the saved state; return the record so far, and the step that was under way.
 
-        A state that cannot be taken up is kept under another name, and the method stays as it was.
+        A state that cannot be restored is kept under another name, and the method stays as it was.
         """
         if not self.file.exists():
             return None
@@ -104,23 +104,23 @@ class StateFile:
             method.restore(before)
             return None
         if record.devices[-1] != device:
-            logger.warning("%s was saved on %s: other random draws follow here", self.file, record.devices[-1])
+            logger.warning("%s was saved on %s: random draws are others from here on", self.file, record.devices[-1])
             record.devices.append(device)
         return record, in_flight
 
     def remove(self) -> None:
-        """Forget it: the run is finished."""
+        """Remove the file, since the run is finished."""
         self.file.unlink(missing_ok=True)
 
     def _set_aside(self, reason: object) -> None:
         names = (self.file.with_suffix(f".set-aside-{number}") for number in itertools.count(1))
         kept = next(name for name in names if not name.exists())
         self.file.replace(kept)
-        logger.warning("%s cannot be taken up, the run starts anew: %s. It is kept as %s", self.file, reason, kept)
+        logger.warning("%s cannot be restored, so the run starts anew: %s. It is kept as %s", self.file, reason, kept)
 
 
 def _check(in_flight: InFlight, method: Method, head_sizes: list[int]) -> None:
-    """Raise unless the trainings of a step fit the network, which has their weights then."""
+    """Raise unless the saved states of a step fit the network, which this loads them into."""
     momenta = sum(part.numel() for part in method.network.parameters() if part.requires_grad)
     for state in (in_flight.current, in_flight.previous):
         if state:

@@ -19,14 +19,14 @@ from treering.terminal import Terminal
 from treering.words import counted, duration, shown
 
 MOST_LINES = 100
-"""The most lines of a list that may be long; the rest is counted."""
+"""The most lines that are printed of a list; the rest are counted."""
 
 
 class Printer(Terminal):
     """Prints plans, outcomes, predictions, evaluations and overviews."""
 
     def plan(self, plan: Plan, model: Path, folder: Path) -> None:
-        """Say what was found and what is going to happen."""
+        """Print what was found and what is going to happen."""
         if plan.done_already:
             self.line(f"{folder} was learnt already, as step {plan.step}: nothing to do.")
             return
@@ -54,7 +54,7 @@ class Printer(Terminal):
         self.line(f"Training takes about {duration(plan.seconds)} on this {where}{less}.")
 
     def outcome(self, outcome: Outcome, plan: Plan) -> None:
-        """Say what a step has led to."""
+        """Print what a step has led to."""
         self.line(f"Step {plan.step} is learnt, in {duration(outcome.seconds)}.")
         if outcome.accuracy is None:
             self.line("No image was held out, so its accuracy is not known.")
@@ -133,10 +133,10 @@ class Printer(Terminal):
         self.line(f"Recipe: {recipe['method']}, {recipe['backbone']}, {epochs}")
         self.line(f"Earlier versions that undo can go back to: {overview.earlier_versions}")
         if overview.unfinished:
-            self.line("A learn is running, or was interrupted: then the same command goes on with it.")
+            self.line("A learn is running, or was interrupted: then run the same command again to go on with it.")
 
     def skipped(self, skipped: Sequence[tuple[Path, str]]) -> None:
-        """Say what was left out, and why."""
+        """Print what was left out, and why."""
         if skipped:
             self.line(f"Left out: {len(skipped)}")
             self._list(f"{path}: {reason}" for path, reason in skipped)
@@ -150,7 +150,7 @@ class Printer(Terminal):
 
 
 def _memory(plan: Plan) -> Iterator[str]:
-    """Say which images are kept, and which measure."""
+    """Yield sentences that say which images are kept, and which measure the accuracy."""
     budget, method = plan.recipe.memory, methods.find(plan.recipe.method)
     per = {"per-class": "each class", "per-step": "each step"}.get(budget.kind, "all classes together")
     if method.keeps_everything:

@@ -1,6 +1,6 @@
-"""Decides which photos of a step are trained on and which only measure it: no photo, nor a copy of one, does both.
+"""The division of a step's photos into those to train on and those that only measure: no photo or copy does both.
 
-Photos are told apart by a digest of their pixels.
+Copies of a photo are recognised by a digest of its pixels.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from treering.runtime.pixels import Images
 logger = logging.getLogger(__name__)
 
 ONE_HELD_OUT_IN = 10
-"""One image in so many of a new class is held out of training, if the class has `ENOUGH_TO_HOLD_OUT`."""
+"""One image in this many of a new class is held out of training, if the class has `ENOUGH_TO_HOLD_OUT` images."""
 ENOUGH_TO_HOLD_OUT = 5
 
 
 @dataclass(frozen=True)
 class Division:
-    """What becomes of the photos of a folder."""
+    """The use of each photo of a folder."""
 
     trained: list[int]
-    """The places in the folder of the photos that are trained on."""
+    """The indices of the photos that are trained on."""
     held_out: int
     copies: int
-    """The number of copies, which are left out: of held-out photos, or of exemplars, which the memory has already."""
+    """The number of photos that are left out because they are copies of held-out photos or of exemplars."""
     measured: dict[str, Images]
     """The photos of each class to measure the accuracy on, those of earlier steps included."""
     in_two_classes: list[tuple[str, str]]
-    """Two classes of each photo that is in more than one, in the folder or in what the model keeps."""
+    """Two classes of each photo that has more than one, in the folder or among the images that the model keeps."""
 
 
 def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, quota: int) -> Division:
-    """Hold out one in ten of each new class, `quota` at most; of known classes any photo may have been trained on."""
+    """Hold out one in ten of each new class, at most `quota`; photos of known classes may have been trained on."""
     random = np.random.RandomState(len(model.history) if model else 0)
     known = {str(name) for name in model.classes} if model else set()
     exemplars, secrets = _kept_by(model)
     secret = {digest for _, digest in secrets}
-    seen = secret | {digest for _, digest in exemplars}  # under the name of another class, if this one is new
+    seen = secret | {digest for _, digest in exemplars}  # in a new class they come from another class
     labelled = list(zip(loaded.labels, digests, strict=True))
     free: dict[str, dict[bytes, int]] = {}
     for index, (name, digest) in enumerate(labelled):
@@ -63,7 +63,7 @@ def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, 
     trained = [index for index in range(len(labelled)) if index not in out]
     lost = set(loaded.labels) - known - {loaded.labels[index] for index in trained}
     if lost:
-        raise TreeringError(f"every image of {min(lost)} is held out already, in another class: put others there")
+        raise TreeringError(f"every image of {min(lost)} is held out already, in another class: add other images")
     earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
     measured = _by_class(loaded, held_out) | earlier
     copies = len(out) - len(held_out)
@@ -75,7 +75,7 @@ def for_validation(
 ) -> dict[str, Images]:
     """Return the photos of `classes` in a validation folder, without copies of exemplars and of the step's photos.
 
-    The step's photos are told by their digests.
+    `step` has the digests of the step's photos.
     """
     trained = {*step, *(digest for _, digest in _kept_by(model)[0])}
     own = [index for index, name in enumerate(loaded.labels) if name in classes]

@@ -1,7 +1,7 @@
 """`treering learn`: a folder of photos becomes a step of a model, as a transaction.
 
-Killed, powered off or out of disk at any moment, the model answers as before, and the same call goes on from the last
-epoch it had saved, to the same result (bit for bit on a CPU).
+If it is killed, loses power or runs out of disk at any moment, the model answers as before, and the same call goes on
+from the last saved epoch to the same result (bit for bit on a CPU).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from treering.storage import model_folder
 logger = logging.getLogger(__name__)
 
 SAVE_EVERY = 10.0
-"""Seconds between two saves of an unfinished step; each is at the end of an epoch."""
+"""The number of seconds between two saves of an unfinished step; each is at the end of an epoch."""
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is being done, how much of it is done and how much there is."""
+"""A function that is told what is being done, how much of it is done and how much there is."""
 
 
 def learn(
@@ -55,7 +55,7 @@ def learn(
     tell: Callable[[Plan], None] = lambda plan: None,
     progress: Progress = lambda what, done, total: None,
 ) -> Outcome | None:
-    """Add the classes and images of `folder` to the model at `path`, which is made if it is not there.
+    """Add the classes and images of `folder` to the model at `path`, which is created if it does not exist.
 
     Parameters
     ----------
@@ -71,15 +71,15 @@ def learn(
     validation : path, optional
         A folder like `folder`, whose images are never trained on.
     keep : int
-        How many earlier versions stay for `undo`.
+        The number of earlier versions that stay for `undo`.
     seed, device : int, str
         As for `Learner`.
     dry_run : bool
-        End when the plan is told.
+        Stop once `tell` has got the plan; nothing is learnt or written.
     tell : callable
-        Gets the `Plan` before training begins.
+        Called with the `Plan` before training begins.
     progress : callable
-        Is told what is being done, how much of it is done and how much there is.
+        Called with what is being done, how much of it is done and how much there is.
 
     Returns
     -------
@@ -92,7 +92,7 @@ def learn(
     wishes = Wishes(backbone, memory, changes, seed, device)
     with _out_of_memory_told(path), contextlib.nullcontext() if dry_run else model_folder.writing(path):
         learner = settings.open_learner(path, wishes)
-        disk = None if dry_run else path  # it must have room for the model anyway
+        disk = None if dry_run else path  # this disk must have room for the model anyway
         lesson = _Lesson(path, learner, disk, own_validation=checks is not None)
         lesson.read(folder, found, functools.partial(progress, "reading"))
         if lesson.is_done():
@@ -130,26 +130,26 @@ class _Lesson:
         self.channels, self.size = self.model.image_shape[:2] if self.model else (3, self.recipe.run.image_size)
 
     def read(self, folder: Path, found: ImageFolder, progress: Callable[[int, int], None]) -> None:
-        """Decode the photos, and know them again by their digests."""
+        """Decode the photos, and compute the digests by which they are recognised."""
         self.loaded = folders.load(found, self.size, self.channels, self.disk, progress)
         self.new = sorted(set(self.loaded.labels) - set(self.known))
         if not self.loaded.labels:
             reasons = "; ".join(f"{path.name}: {reason}" for path, reason in self.loaded.skipped[:3])
             raise TreeringError(f"no image in {folder} can be read ({reasons})")
         if not self.known and len(self.new) < 2:
-            raise TreeringError(f"{folder} has one class only, {self.new[0]}: a model needs two or more to tell apart")
+            raise TreeringError(f"{folder} has one class only, {self.new[0]}: a model needs two or more: add another")
         self.digests = pixels.digests(self.loaded.images)
         self.photos = of_photos(self.loaded.labels, self.digests, not self.own_validation)
         self.unfinished = Unfinished(self.path, self.learner, self.photos)
 
     def is_done(self) -> bool:
-        """Return whether the model's last step was this one: an earlier call was killed after it was saved."""
+        """Return whether the model's last step was this one, since an earlier call was killed after it had saved it."""
         if self.model is None or settings.is_resized(self.learner):
             return False
         return self.model.history[-1].get("files") == self.photos
 
     def divide(self, folder: Path, checks: ImageFolder | None) -> None:
-        """Decide which photos are trained on and which only measure."""
+        """Decide which photos are trained on and which only measure the accuracy."""
         quota = 0 if checks else self.recipe.memory.held_out_quota(len(self.known) + len(self.new))
         self.division = holdout.divide(self.loaded, self.digests, self.model, quota)
         if not self.division.trained:
@@ -163,7 +163,7 @@ class _Lesson:
         self.resume = self.unfinished.load()
 
     def plan(self, done_already: bool = False) -> Plan:
-        """Say what the step is going to be."""
+        """Return what the step is going to be."""
         counts, model, place = Counter(self.loaded.labels), self.model, find_device(self.learner.device)
         quota = self.recipe.memory.held_out_quota(len(self.known) + len(self.new))
         told = functools.partial(
@@ -201,14 +201,14 @@ class _Lesson:
         return Outcome.of(classes, self.known, before, after, time.monotonic() - started)
 
     def _right_by_class(self, measured: Mapping[str, Images]) -> dict[str, list[bool]]:
-        """Tell for each image of each class whether the learner knows it."""
+        """Return, for each image of each class, whether the learner predicts its class."""
         return {
             name: [bool(said == name) for part in images.split(256) for said in self.learner.predict(part)]
             for name, images in measured.items()
         }
 
     def commit(self, outcome: Outcome, keep: int) -> None:
-        """Save the model, with what has measured this step held out for the next one too."""
+        """Save the model, which keeps the images that measured this step for the next one."""
         model = self.learner.learnt_model()
         if not self.own_validation:
             quota = self.recipe.memory.held_out_quota(len(model.classes))
@@ -220,7 +220,7 @@ class _Lesson:
 
 
 class _Saver(Watcher):
-    """Tells the progress of a step, and saves its state now and then."""
+    """Tells the progress of a step, and saves its state every `SAVE_EVERY` seconds."""
 
     def __init__(self, unfinished: Unfinished, planned: Plan, progress: Callable[[int, int], None]) -> None:
         self.unfinished, self.planned, self.progress = unfinished, planned, progress
@@ -236,6 +236,6 @@ class _Saver(Watcher):
         if time.monotonic() - self.saved >= SAVE_EVERY:
             try:
                 self.unfinished.save(report.state())
-            except OSError as error:  # it has room for the model, if not for this
-                logger.warning("where the training is cannot be saved: %s", error.strerror or error)
+            except OSError as error:  # the disk may have room for the model all the same
+                logger.warning("the state of the training cannot be saved: %s", error.strerror or error)
             self.saved = time.monotonic()

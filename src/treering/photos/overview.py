@@ -36,11 +36,11 @@ class Overview:
     bytes_by_kind: dict[str, int]
     earlier_versions: int
     unfinished: bool
-    """Whether a `learn` was interrupted."""
+    """Whether a `treering learn` is running or was interrupted."""
 
 
 def of(path: Path) -> Overview:
-    """Read the folder's own record, without loading the network."""
+    """Return the overview of a model folder, without loading the network."""
     return model_folder.consistently(path, functools.partial(_read, path))
 
 
@@ -66,7 +66,7 @@ def _read(path: Path, manifest: dict[str, Any]) -> Overview:
 
 
 def draw_gallery(learner: Learner, picture: Path) -> None:
-    """Draw the exemplars of each class, best first, a class a row."""
+    """Draw the exemplars of each class, best first, with one row per class."""
     rows = [(shown(str(name)), ranked) for name, ranked in learner.exemplars_.items()]
     if not rows:
         raise TreeringError("the model keeps no exemplars to draw")

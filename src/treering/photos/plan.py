@@ -1,4 +1,4 @@
-"""What a step of photos is going to be, before it is learnt, and what it has led to."""
+"""The plan of a step of photos, before it is learnt, and its outcome."""
 
 from __future__ import annotations
 
@@ -19,61 +19,61 @@ from treering.recipe import Recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """What is going to be learnt, before it is."""
+    """What a step is going to learn, as far as it is known beforehand."""
 
     recipe: Recipe
     device: torch.device
     step: int
-    """From 1."""
+    """The number of the step, from 1."""
     new: dict[str, int]
-    """New class -> its images."""
+    """The number of images of each new class."""
     known: dict[str, int]
-    """Known class -> its further images."""
+    """The number of further images of each known class in the folder."""
     skipped: list[tuple[Path, str]]
     own_validation: bool
-    """Whether the accuracy is measured on a folder of the user's."""
+    """Whether the accuracy is measured on the user's validation folder."""
     held_out_quota: int
     """The most images of each class that are held out: their share of the budget."""
     dropped: int
-    """The number of images held out before that the memory has no more room for."""
+    """The number of images held out by earlier steps for which the memory has no room any more."""
     held_out: int = 0
     """The number of images that are kept out of training to measure the accuracy."""
     copies: int = 0
-    """The number of images that are left out: copies of held-out ones or of exemplars."""
+    """The number of images that are left out because they are copies of held-out ones or of exemplars."""
     in_two_classes: Sequence[tuple[str, str]] = ()
-    """Two classes of each image that is in more than one."""
+    """Two classes of each image that has more than one."""
     image_passes: int = 0
-    """How many images the step trains on, all epochs together."""
+    """The number of images that the step trains on, all epochs together."""
     seconds: float = 0.0
-    """About how long the training takes."""
+    """The time that the training takes, roughly."""
     resumed: bool = False
-    """Whether an earlier call had begun this very step."""
+    """Whether an earlier call began this very step."""
     done_already: bool = False
-    """Whether an earlier call had even finished it."""
+    """Whether an earlier call finished this very step."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step has led to, in percent of the images that measure it; None where there are none."""
+    """What a step has led to. An accuracy is in percent, and None where no image measures it."""
 
     images: int
     classes: int
     """The number of classes of the model."""
     measured_classes: int
-    """How many of them have such images."""
+    """The number of classes that have images to measure them."""
     accuracy: float | None
-    """On all images."""
+    """The accuracy on all images that measure it."""
     old_before: float | None
-    """On the classes known before, before the step."""
+    """The accuracy before the step on the classes known before it; `old_after` is that after the step."""
     old_after: float | None
     new: float | None
-    """On the classes that came with the step."""
+    """The accuracy on the classes that came with the step."""
     forgotten: list[tuple[str, float, float]]
-    """Known classes that have lost accuracy: class, before, after; the worst first."""
+    """The known classes that have lost accuracy, the worst first, with the accuracy before and after."""
     seconds: float
 
     def for_history(self) -> dict[str, float | None]:
-        """Return what the model's history says of it."""
+        """Return the part that the model's history records."""
         return {
             "all": self.accuracy,
             "old": self.old_after,
@@ -91,7 +91,7 @@ class Outcome:
         after: Mapping[str, list[bool]],
         seconds: float,
     ) -> Outcome:
-        """Sum up which images of each class were right before and after the step, which took so many seconds."""
+        """Sum up a step, given which images of each class were predicted correctly before and after it."""
 
         def percent(parts: Sequence[list[bool]]) -> float | None:
             every = [right for part in parts for right in part]
@@ -121,8 +121,8 @@ def image_passes(model: Model | None, recipe: Recipe, names: Sequence[str]) -> i
 
 
 def seconds(passes: int, recipe: Recipe, size: int, device: torch.device, distils: bool) -> float:
-    """Return about how long training takes, by the speed of this device just now."""
+    """Estimate how long training takes, by the speed of this device just now."""
     side = augment.input_side(recipe.augmentation, size)
     rate = speed.images_per_second(recipe, (3, side, side), device)
-    # To distil, the network before the step sees each image too: about a third of the cost of training on it.
+    # For distillation the teacher sees each image too, which costs about a third of training on it.
     return passes / rate * (4 / 3 if distils else 1)

