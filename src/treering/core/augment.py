@@ -101,7 +101,7 @@ def twelvefold(images: Tensor, settings: Augmentation, generator: torch.Generato
 
 
 def twofold(images: Tensor, settings: Augmentation, generator: torch.Generator) -> list[Tensor]:
-    """Return images and mirrors; to each, brightness, contrast and crop are applied with probability 1/2 each [7]."""
+    """Return each image and its mirror, both with brightness, contrast and crop applied at probability 1/2 each [7]."""
     size = (settings.crop_size, settings.crop_size)
     if min(images.shape[2:]) < settings.crop_size:
         images = resize(images, settings.crop_size)

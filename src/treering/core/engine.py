@@ -42,7 +42,7 @@ class Engine:
         channels_last = self.captures or getattr(features, "prefers_channels_last", False)
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
         for part in (*network.parameters(), *network.buffers()):
-            if part.ndim == 4:  # memory formats are defined for these alone
+            if part.ndim == 4:  # other tensors have no memory formats
                 part.data = part.detach().contiguous(memory_format=memory_format)
 
 

@@ -82,7 +82,7 @@ class SGD:
         return torch.cat([_padded(part.permute(order).flatten()) for part, order in parts])
 
     def saved_momentum(self) -> Tensor:
-        """Return the momentum, each parameter's row by row, since memory formats depend on the device."""
+        """Return the momentum with the elements of each parameter in row order, which is the same on all devices."""
         return torch.cat([part.flatten() for part in self._views(self.momentum)])
 
     def load_momentum(self, saved: Tensor) -> None:

@@ -183,7 +183,7 @@ class Trainer:
                 passes = len(losses) * (batch_size + (self.constraint.image_passes if self.constraint else 0))
                 state = functools.partial(self._in_flight, number, epoch + 1, update)
                 course.watcher.epoch(EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state))
-            # A loss is that before its update, with the batch's own statistics: it does not show what predictions are.
+            # Losses precede their updates and use a batch's own statistics, so finite ones say nothing of predictions.
             if not self.network.predict_logits(update.training_set.images[:batch_size]).isfinite().all():
                 raise TreeringError(DIVERGED)
             course.previous = self._state(number, schedule.epochs, update)

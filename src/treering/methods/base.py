@@ -55,7 +55,7 @@ class Snapshot:
 
 
 class Method(ABC):
-    """A way to learn a step. A subclass defines `learn_step`, its `loss` and, if it has other stages, `plan_step`."""
+    """A way to learn a step. A subclass defines `learn_step`, `loss` and, unless it has one stage, `plan_step`."""
 
     keeps_memory = True
     """Whether the method stores exemplars within the recipe's budget."""

@@ -87,7 +87,7 @@ class GEM(Method):
         return [StagePlan(plan.images, plan.image_passes + updates * sum(memory.values()))]
 
     def prepare(self, images: int) -> None:
-        """Capture the update, and that which computes the gradients over the memory."""
+        """Capture the update, and another one that computes the gradients over the memory."""
         update = self.trainer.prepare(images, self.network.mean_image.shape)
         if update:
             self.network.train()

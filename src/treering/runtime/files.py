@@ -18,7 +18,7 @@ TEMPORARY = ".tmp-"
 CLUTTER = ("Thumbs.db", "desktop.ini")
 """Files that systems leave in folders; they and hidden files are ignored without a message."""
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM)
-"""The errors of file systems that cannot flush a folder, or do not let this user; its files are there all the same."""
+"""The errors of file systems that cannot flush a folder, or do not let this user; its files are still written."""
 
 
 def write(file: Path, content: bytes, flushed: bool = True) -> None:

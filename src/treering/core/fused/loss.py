@@ -1,4 +1,4 @@
-"""The cross-distilled loss and its gradient by one kernel."""
+"""The cross-distilled loss and its gradient, computed by one kernel."""
 
 from __future__ import annotations
 
