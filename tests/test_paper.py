@@ -151,7 +151,7 @@ def test_a_dry_run_tells_what_is_done_and_what_is_unfinished(tmp_path: Path, mon
     assert "done" in rows()[run_name(done)]
     assert "unfinished" in rows()[run_name(begun)]
     result.write_text(json.dumps({"recipe": replace(done, temperature=3.0).to_dict()}))
-    assert "in the way: another run" in rows()[run_name(done)]
+    assert "another run is in the way" in rows()[run_name(done)]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class Forecast:
     seconds: float
     """The time that it would take alone, at the speed of this device just now."""
     state: str
-    """One of "to do", "unfinished", "done" and "in the way: another run"."""
+    """One of "to do", "unfinished", "done" and "another run is in the way"."""
     lacks: str | None
     """A message about its dataset, if that is missing and the run is to do."""
 
@@ -57,6 +57,6 @@ def _state(recipe: Recipe, place: Place) -> str:
         try:
             return "done" if finished(recipe, place.results) else "to do"
         except TreeringError:
-            return "in the way: another run"
+            return "another run is in the way"
     state_file = place.results / ".unfinished" / f"{run_name(recipe)}.safetensors"
     return "unfinished" if state_file.exists() else "to do"
