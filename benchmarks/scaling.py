@@ -22,8 +22,8 @@ import torch
 from treering import methods
 from treering.core import backbones
 from treering.core.update import TrainingSet
-from treering.experiments.result import current_commit
 from treering.recipe import Recipe
+from treering.runtime.commit import current_commit
 from treering.runtime.device import find_device
 
 CLASSES_PER_HEAD, IMAGES, SHAPE = 10, 1280, (3, 32, 32)

@@ -23,11 +23,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from treering import methods
 from treering.core import backbones
-from treering.core.trainer import batch_plan
-from treering.core.update import TrainingSet
-from treering.experiments.result import current_commit
+from treering.core.update import TrainingSet, batch_plan
 from treering.methods import Method
 from treering.recipe import Recipe, Schedule
+from treering.runtime.commit import current_commit
 from treering.runtime.device import find_device
 
 CLASSES, HEADS, SHAPE = 100, 10, (3, 32, 32)

@@ -404,3 +404,35 @@ def test_the_digits_recipe_is_small_and_quick() -> None:
     assert recipe.method == "eeil"
     assert max(recipe.training.drop_at) < recipe.training.epochs < 40
     assert max(recipe.balanced.drop_at) < recipe.balanced.epochs < 30
+
+
+# --- Runs that are finished already -------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_needs_neither_data_nor_a_network(treering_run: Any, tmp_path: Path) -> None:
+    assert treering_run("tiny.toml").code == 0
+    (tmp_path / "data").rename(tmp_path / "gone")
+    again = treering_run("tiny.toml")
+    assert (again.code, again.err) == (0, "")
+    assert "was run before" in again.out
+
+
+def test_a_finished_run_on_other_images_is_refused_where_the_data_are_loaded_for_another(
+    treering_run: Any, tmp_path: Path
+) -> None:
+    assert treering_run("tiny.toml").code == 0
+    write_cifar(tmp_path / "data", published_files(train=3, test=2))
+    (tmp_path / "other.toml").write_text(TOML + "order = 1\n")
+    done = treering_run("tiny.toml", "other.toml")
+    assert done.code == 2
+    assert f"{NAME}.json holds a run on other images" in done.err
+    assert [row[0] for row in done.table] == ["run", NAME.replace("order0", "order1")]
+
+
+def test_a_result_that_cannot_be_read_ends_only_its_own_run(treering_run: Any, tmp_path: Path) -> None:
+    (tmp_path / "results" / f"{NAME}.json").mkdir(parents=True)
+    (tmp_path / "other.toml").write_text(TOML + "order = 1\n")
+    done = treering_run("tiny.toml", "other.toml")
+    assert done.code == 2
+    assert f"cannot read results/{NAME}.json" in done.err
+    assert [row[0] for row in done.table] == ["run", NAME.replace("order0", "order1")]

@@ -382,7 +382,7 @@ def test_a_task_with_fewer_images_than_its_share_repeats_them_and_stores_no_more
     method = gem(size=5, training=UNTRAINED)
     for number, (labels, new) in enumerate([([0, 1, 1], 2), ([2] * 9, 1), ([4, 3], 2)]):
         method.learn_step(step_of(labels, new, seed=number))
-    method.episodes.replace(method._by_task())
+    method.episodes.replace(method._by_task(), 5)
     episodes, stored = method.episodes._images, method.memory.exemplars
     assert {label: len(images) for label, images in stored.items()} == {0: 1, 1: 2, 2: 5, 3: 1, 4: 1}
     assert episodes.labels.tolist() == [0, 1, 1, 0, 1] + [2] * 5 + [3, 4, 3, 4, 3]

@@ -46,6 +46,7 @@ from treering.experiments import run as runner
 from treering.experiments.result import run_name
 from treering.experiments.run import RunProgress, StreamRun
 from treering.recipe import Run, ready_names
+from treering.runtime import commit as commits
 from treering.runtime import files
 from treering.storage import resume as in_flight
 
@@ -211,15 +212,15 @@ def test_times_add_up_and_count_the_whole_run(tmp_path: Path, monkeypatch: pytes
 
 def test_the_commit_is_the_one_given_or_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TREERING_COMMIT", "0123abc")
-    assert result.current_commit() == "0123abc"
+    assert commits.current_commit() == "0123abc"
     assert StreamRun(replace(TINY, run=Run("tiny", 6)), tiny_images(), tmp_path)()["commit"] == "0123abc"
     monkeypatch.delenv("TREERING_COMMIT")
     folder = Path(treering.__file__).parent
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
-    assert result.current_commit().rstrip("+") == (git.stdout.strip() or "unknown")
+    assert commits.current_commit().rstrip("+") == (git.stdout.strip() or "unknown")
     monkeypatch.setenv("PATH", str(tmp_path))
-    result._commit_of.cache_clear()
-    assert result.current_commit() == "unknown"
+    commits._commit_of.cache_clear()
+    assert commits.current_commit() == "unknown"
 
 
 def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.delenv("TREERING_COMMIT")
     package = tmp_path / "src" / "treering"
     (package / "experiments").mkdir(parents=True)
-    monkeypatch.setattr(result, "__file__", str(package / "experiments" / "result.py"))
+    monkeypatch.setattr(commits, "__file__", str(package / "runtime" / "commit.py"))
     (package / "__init__.py").write_text("")
 
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -242,8 +243,8 @@ def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp
         return done.stdout.strip()
 
     def commit() -> str:
-        result._commit_of.cache_clear()
-        return result.current_commit()
+        commits._commit_of.cache_clear()
+        return commits.current_commit()
 
     git("init")
     git("commit", "--allow-empty", "-m", "another project")
@@ -254,7 +255,7 @@ def test_a_commit_is_that_of_the_code_alone(monkeypatch: pytest.MonkeyPatch, tmp
     (package / "__init__.py").write_text("changed = True\n")
     assert commit() == git("rev-parse", "HEAD") + "+"
     git("checkout", ".")
-    assert result.current_commit() == git("rev-parse", "HEAD") + "+", "that of the code as it was loaded"
+    assert commits.current_commit() == git("rev-parse", "HEAD") + "+", "that of the code as it was loaded"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from treering import Learner, Recipe, Schedule, TreeringError
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import EpochReport, Trainer, batch_plan
-from treering.core.update import TrainingSet
+from treering.core.trainer import EpochReport, Trainer
+from treering.core.update import TrainingSet, batch_plan
 from treering.recipe import Optimizer
 
 

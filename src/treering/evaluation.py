@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from treering.errors import TreeringError
-from treering.images import folders
+from treering.images import arrays, folders
 from treering.images.files import read_in_parts
 from treering.model import Model
 from treering.runtime import files
@@ -37,13 +36,12 @@ def predictions(model: Model, paths: Sequence[Path], top: int) -> Iterator[Predi
     """Yield the `top` classes of each file; files are read in batches, so any number of them takes the same memory."""
     channels, size, _ = model.image_shape
     names = [str(name) for name in model.sorted_classes()]
-    files = iter(paths)
+    names_of_files = iter(paths)
     for decoded in read_in_parts(paths, size, channels, BATCH):
         good = [result for result in decoded if not isinstance(result, str)]
-        pixels = torch.from_numpy(np.stack(good)).movedim(-1, 1).contiguous() if good else None
-        rows = iter(()) if pixels is None else iter(model.probabilities(pixels))
+        rows = iter(model.probabilities(arrays.as_images(np.stack(good))) if good else ())
         for result in decoded:
-            file = next(files)
+            file = next(names_of_files)
             if isinstance(result, str):
                 yield Prediction(file, [], result)
                 continue
@@ -84,6 +82,13 @@ class Evaluation:
         rows = [index for index, name in enumerate(self.classes) if name in wanted]
         total = sum(sum(self.confusion[row]) for row in rows)
         return 100 * sum(self.confusion[row][row] for row in rows) / total if total else None
+
+    def most_confused(self, index: int) -> tuple[str, int]:
+        """Return the class that this class is most often taken for instead, and how often."""
+        others = [(count, name) for name, count in zip(self.classes, self.confusion[index], strict=True)]
+        others.pop(index)
+        count, name = max(others, default=(0, ""))
+        return name, count
 
 
 def evaluate(model: Model, folder: Path) -> Evaluation:

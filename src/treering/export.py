@@ -111,10 +111,15 @@ def _onnx(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[b
         raise TreeringError("ONNX files need more packages: pip install 'treering[export]'") from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        exported: Any = torch.onnx.export(
-            _program(deployed, pixels), input_names=["images"], output_names=["probabilities"], verbose=False
-        )
+        chatty = logging.getLogger("torch.onnx")
+        level = chatty.level
+        chatty.setLevel(logging.ERROR)
+        try:
+            exported: Any = torch.onnx.export(
+                _program(deployed, pixels), input_names=["images"], output_names=["probabilities"], verbose=False
+            )
+        finally:
+            chatty.setLevel(level)
     graph = exported.model_proto
     for key, value in facts.items():
         graph.metadata_props.add(key=key, value=value)

@@ -125,7 +125,8 @@ class Learner:
     def __getstate__(self) -> dict[str, Any]:
         with self._gate.using("copy it"):
             kept = {name: value for name, value in self.__dict__.items() if name != "_gate"}
-            return kept | {"_model": copy.deepcopy(self._model)}
+            shared = list(self._model.method.memory.exemplars.values()) if self._model else []
+            return kept | {"_model": copy.deepcopy(self._model, {id(part): part for part in shared})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state | {"_gate": Gate()}
@@ -264,8 +265,9 @@ class Learner:
 
     def score(self, images: Any, labels: Any = None) -> float:
         """Return the share of images whose predicted class is their label."""
+        classes = self.learnt_model().classes
         pixels, names = self._examples(images, labels)
-        arrays.one_type(names, self.learnt_model().classes)
+        arrays.one_type(names, classes)
         # In parts: the images of a folder need not fit into memory.
         predicted = [name for part in pixels.split(1024) for name in self.predict(part).tolist()]
         return float(np.mean([given == name for given, name in zip(predicted, names, strict=True)]))

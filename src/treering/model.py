@@ -138,7 +138,7 @@ def _read(path: Path, backbone: nn.Module | None, device: torch.device, manifest
     content = model_folder.content_of(path, manifest)
     seed, shape = manifest["seed"], tuple(manifest["image_shape"])
     build = functools.partial(backbones.build, recipe.backbone, shape[0], seed)
-    features = backbones.copied(backbone) if backbone else build(pretrained=False)
+    features = backbones.copied(backbone) if backbone is not None else build(pretrained=False)
     method = methods.create(recipe, features, torch.zeros_like(content.tensors["mean_image"]), seed, device)
     if backbone is None:
         method.start_from(build)

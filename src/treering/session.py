@@ -13,7 +13,7 @@ from torch import nn
 from treering import methods
 from treering.core import backbones
 from treering.core.trainer import InFlight, Watcher
-from treering.methods.base import Method, Step
+from treering.methods.base import Method, Snapshot, Step
 from treering.recipe import Recipe
 from treering.runtime import interrupts, randomness
 from treering.runtime.pixels import Images
@@ -24,7 +24,7 @@ def begin(recipe: Recipe, images: Images, seed: int, device: torch.device, backb
 
     A copy of `backbone`, if one is given, replaces the recipe's.
     """
-    module = backbones.copied(backbone) if backbone else backbones.build(recipe.backbone, images.shape[1], seed)
+    module = backbones.build(recipe.backbone, images.shape[1], seed) if backbone is None else backbones.copied(backbone)
     mean = backbones.input_mean(module, images, recipe.augmentation, recipe.pixel_scale)
     return methods.create(recipe, module, mean.cpu(), seed, device)
 
@@ -38,14 +38,16 @@ def learn(
     resume: InFlight | None = None,
     watcher: Watcher | None = None,
     memory_size: int | None = None,
+    before: Snapshot | None = None,
     commit: Callable[[], None] = lambda: None,
 ) -> None:
     """Learn step `number`, counted from 1; after a failure or an interruption the method is as it was before.
 
     `resume` is a saved state of this step to go on from. `memory_size` is the size of the memory from this step on.
+    `before` is a snapshot of the method as it is now, if the caller has one.
     `commit` is called once the step is learnt; Ctrl-C takes effect before or after it, never during it.
     """
-    before, done = method.snapshot(), False
+    before, done = before or method.snapshot(), False
     try:
         if memory_size is not None:
             method.resize_memory(memory_size)

@@ -102,7 +102,7 @@ class CapturedUpdate(BatchUpdate):
         """Do without a graph what a replay does; apply the gradient even where a constraint would change it first."""
         self.batch_number.zero_()
         super().run_batch()
-        if self.constraint:
+        if self.constraint is not None:
             self.optimizer.step(self.gradient)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from treering.core.capture import CapturedUpdate
 from treering.core.network import IncrementalNetwork
 from treering.core.optim import SGD
-from treering.core.update import BatchUpdate, Constraint, Loss, TrainingSet
+from treering.core.update import BatchUpdate, Constraint, Loss, TrainingSet, batch_plan
 from treering.errors import TreeringError
 from treering.recipe import Optimizer, Schedule
 from treering.runtime import randomness
@@ -82,15 +82,6 @@ class _Course:
     """The number of calls of `fit` so far."""
     previous: FitState | None = None
     """The state at the end of the last call that is finished."""
-
-
-def batch_plan(count: int, settings: Optimizer) -> tuple[int, int]:
-    """Return the batch size and the number of batches of an epoch over `count` images.
-
-    Every batch is full: the last is filled up with the epoch's first images, so that all shapes are constant.
-    """
-    batch_size = max(2, min(settings.batch_size, count))
-    return batch_size, math.ceil(count / batch_size)
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
@@ -180,7 +171,8 @@ class Trainer:
                     mean_loss = float(losses.mean())  # waits for the epoch to end
                 if not math.isfinite(mean_loss):
                     raise TreeringError(DIVERGED)
-                passes = len(losses) * (batch_size + (self.constraint.image_passes if self.constraint else 0))
+                extra = 0 if self.constraint is None else self.constraint.image_passes
+                passes = len(losses) * (batch_size + extra)
                 state = functools.partial(self._in_flight, number, epoch + 1, update)
                 course.watcher.epoch(EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state))
             # Losses precede their updates and use a batch's own statistics, so finite ones say nothing of predictions.

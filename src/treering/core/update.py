@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from treering.core.network import IncrementalNetwork
 from treering.core.optim import SGD
+from treering.recipe import Optimizer
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Maps (logits, labels, soft targets, head of each class) of a batch to its loss."""
@@ -47,6 +49,15 @@ class TrainingSet:
         """Overwrite the first images, labels and targets with those of `other`."""
         for mine, theirs in ((self.images, other.images), (self.labels, other.labels), (self.targets, other.targets)):
             mine[: len(theirs)].copy_(theirs)
+
+
+def batch_plan(count: int, settings: Optimizer) -> tuple[int, int]:
+    """Return the batch size and the number of batches of an epoch over `count` images.
+
+    Every batch is full: the last is filled up with the epoch's first images, so that all shapes are constant.
+    """
+    batch_size = max(2, min(settings.batch_size, count))
+    return batch_size, math.ceil(count / batch_size)
 
 
 class Constraint(Protocol):
@@ -87,6 +98,10 @@ class BatchUpdate:
         """Make an update of the same kind, by the same optimiser, over another training set."""
         return type(self)(self.network, self.optimizer, self.loss, training_set, batch_size, self.constraint)
 
+    def serves(self, training_set: TrainingSet, batch_size: int) -> bool:
+        """Return whether it can train on this set in place of its own; an update that is not captured cannot."""
+        return False
+
     def start_epoch(self, order: Tensor) -> None:
         """Begin an epoch over the images in this `order`, a whole number of batches."""
         self.order[: len(order)].copy_(order)
@@ -95,7 +110,7 @@ class BatchUpdate:
     def __call__(self) -> None:
         """Train on the next batch."""
         self.run_batch()
-        if self.constraint:
+        if self.constraint is not None:
             self.constraint(self)
             self.optimizer.step(self.gradient)
 
@@ -107,7 +122,7 @@ class BatchUpdate:
         loss = self.loss(logits, data.labels[chosen], data.targets[chosen], network.head_of_class)
         gradients = torch.autograd.grad(loss, self.optimizer.parameters, allow_unused=True, materialize_grads=True)
         gradient = self.optimizer.flat(gradients)
-        if self.constraint:
+        if self.constraint is not None:
             self.gradient.copy_(gradient)
         else:
             self.optimizer.step(gradient)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from treering import data, methods
 from treering.data.stream import split_steps
 from treering.errors import TreeringError
-from treering.experiments.result import files_of, finished, run_name
+from treering.experiments.result import finished, run_name, state_file
 from treering.experiments.scheduler import Place
 from treering.methods import speed
 from treering.recipe import Recipe
@@ -52,11 +52,10 @@ def forecast(recipes: Sequence[Recipe], place: Place) -> list[Forecast]:
 
 
 def _state(recipe: Recipe, place: Place) -> str:
-    own = next(iter(files_of(recipe, place.results).values()))
-    if own.exists():
-        try:
-            return "done" if finished(recipe, place.results) else "to do"
-        except TreeringError:
-            return "another run is in the way"
-    state_file = place.results / ".unfinished" / f"{run_name(recipe)}.safetensors"
-    return "unfinished" if state_file.exists() else "to do"
+    try:
+        done = finished(recipe, place.results)
+    except TreeringError:
+        return "another run is in the way"
+    if done:
+        return "done"
+    return "unfinished" if state_file(recipe, place.results).exists() else "to do"

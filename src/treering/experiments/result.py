@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
-import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +40,16 @@ def files_of(recipe: Recipe, results: Path) -> dict[str, Path]:
     return {label: results / f"{run_name(recipe, label)}.json" for label in labels}
 
 
+def result_file(recipe: Recipe, results: Path) -> Path:
+    """Return the file of the method's own result, which is written last: where it is, the run is finished."""
+    return next(iter(files_of(recipe, results).values()))
+
+
+def state_file(recipe: Recipe, results: Path) -> Path:
+    """Return the file that keeps the state of an unfinished run."""
+    return results / ".unfinished" / f"{run_name(recipe)}.safetensors"
+
+
 def finished(recipe: Recipe, results: Path, data: Mapping[str, Any] | None = None) -> Result | None:
     """Return the method's own result, if the run is done already.
 
@@ -61,6 +68,8 @@ def _own(file: Path, recipe: Recipe, data: Mapping[str, Any]) -> Result:
     try:
         result: Result = json.loads(file.read_bytes())
         made_by = Recipe.from_dict(result["recipe"])  # settings newer than the result have their defaults
+    except OSError as error:
+        raise TreeringError(f"cannot read {file}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise TreeringError(f"{file} is not a result: remove it, or choose another folder") from None
     if made_by != recipe:
@@ -85,28 +94,3 @@ def write_bytes(file: Path, content: bytes) -> None:
     """Write a file into a folder that somebody may have removed while the run trained."""
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write(file, content)
-
-
-def current_commit() -> str:
-    """Return the commit of the code that runs: TREERING_COMMIT where it is set, else that of its git checkout.
-
-    A "+" follows where files of the package have been changed since; the commit of an installed package is "unknown",
-    even below another project.
-    """
-    return os.environ.get("TREERING_COMMIT") or _commit_of(Path(__file__).parents[1])
-
-
-@functools.cache  # the commit of the code as it was loaded, whatever is committed later
-def _commit_of(package: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(package), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
-        return done.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"

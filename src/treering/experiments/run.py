@@ -20,14 +20,15 @@ import torch
 from treering import methods, session
 from treering.core import metrics
 from treering.core.trainer import EpochReport, InFlight, Watcher
-from treering.data.stream import ResidentImages, Stream, StreamStep
+from treering.data.stream import ResidentImages, Stream, StreamStep, class_order
 from treering.errors import TreeringError
 from treering.experiments import result
-from treering.experiments.result import Result, current_commit, method_label, run_name
+from treering.experiments.result import Result, method_label
 from treering.experiments.state import Record, StateFile
 from treering.methods.base import Step
 from treering.recipe import Recipe
 from treering.runtime import files
+from treering.runtime.commit import current_commit
 from treering.runtime.device import describe
 from treering.version import __version__
 
@@ -62,6 +63,16 @@ class RunProgress:
     """The accuracy in percent after the step before this one."""
 
 
+def data_facts(images: ResidentImages, recipe: Recipe) -> dict[str, Any]:
+    """Return what tells a dataset from another one of the same name."""
+    order = class_order(len(images.class_names), recipe.run.order)
+    return {
+        "class_order": [images.class_names[label] for label in order],
+        "images": {"train": len(images.train_labels), "test": len(images.test_labels)},
+        "images_digest": images.digest,
+    }
+
+
 class StreamRun(Watcher):
     """One run, from its start or from where it was interrupted, to its result. It watches its own steps."""
 
@@ -91,14 +102,9 @@ class StreamRun(Watcher):
         self._confusion: dict[str, list[list[int]]] = {}
 
         self.files = result.files_of(recipe, results)
-        self.result_file = self.files[method_label(recipe)]
-        self._data = {
-            "class_order": [images.class_names[label] for label in self.stream.order],
-            "images": {"train": len(images.train_labels), "test": len(images.test_labels)},
-            "images_digest": images.digest,
-        }
-        """The facts that tell this dataset from another of the same name."""
-        self.state = StateFile(results / ".unfinished" / f"{run_name(recipe)}.safetensors", recipe, self._data)
+        self.result_file = result.result_file(recipe, results)
+        self._data = data_facts(images, recipe)
+        self.state = StateFile(result.state_file(recipe, results), recipe, self._data)
         self.record = Record(
             devices=[describe(first.device)],
             commits=[current_commit()],
@@ -106,6 +112,8 @@ class StreamRun(Watcher):
             scores={label: {score: [] for score in SCORES} for label in self._readouts},
         )
         self._clock = self._saved = 0.0
+        self._start = self.method.snapshot()
+        """The method as it was when the present step began."""
         self._taken_up = 0, 0.0
         """The image passes and seconds of earlier parts of the run."""
 
@@ -143,8 +151,8 @@ class StreamRun(Watcher):
             self._start = self.method.snapshot()
             if in_flight is None:
                 self._save(None)
-            task = Step(step.images, step.labels, len(step.classes))
-            session.learn(self.method, task, number, self.recipe.run.seed, resume=in_flight, watcher=self)
+            task, seed = Step(step.images, step.labels, len(step.classes)), self.recipe.run.seed
+            session.learn(self.method, task, number, seed, resume=in_flight, watcher=self, before=self._start)
             in_flight = None
             self._evaluate(step)
             self.record.steps_done += 1

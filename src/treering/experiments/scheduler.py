@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,8 @@ from treering import data
 from treering.data.stream import ResidentImages
 from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.experiments import MOST_AT_ONCE
-from treering.experiments.result import Result, files_of, finished, run_name
-from treering.experiments.run import StreamRun
+from treering.experiments.result import Result, finished, is_of_other_images, result_file, run_name
+from treering.experiments.run import StreamRun, data_facts
 from treering.recipe import Recipe
 from treering.runtime import interrupts
 
@@ -57,41 +56,71 @@ def run_all(
         names = [run_name(recipe) for recipe in recipes]
         twice = next(name for name in names if names.count(name) > 1)
         raise TreeringError(f"two of the recipes have the same result file, {twice}.json: run them one after the other")
-    outcomes: dict[str, Outcome] = {}
+    wave = _Wave(place, observer, len(recipes))
     for name, recipe in by_name.items():
-        try:
-            done = finished(recipe, place.results)
-        except TreeringError as error:
-            outcomes[name] = error
-            continue
-        if done:
-            outcomes[name] = done
-            observer.done_before(name, next(iter(files_of(recipe, place.results).values())))
-    todo = [name for name in by_name if name not in outcomes]
-    prepared = functools.cache(functools.partial(_resident, place))
+        wave.look_for_result(name, recipe)
+    todo = [name for name in by_name if name not in wave.outcomes]
     for start in range(0, len(todo), MOST_AT_ONCE):  # all of these are captured before any of them trains
-        ready: dict[str, StreamRun] = {}
-        for name in todo[start : start + MOST_AT_ONCE]:
-            recipe = by_name[name]
-            try:
-                images = prepared(recipe.run.dataset, recipe.run.image_size)
-                if isinstance(images, TreeringError):
-                    raise images
-                ready[name] = StreamRun(recipe, images, place.results)
-            except TreeringError as error:
-                outcomes[name] = error
+        ready = {name: wave.prepared(name, by_name[name]) for name in todo[start : start + MOST_AT_ONCE]}
+        runs = {name: run for name, run in ready.items() if run}
+        wave.outcomes |= zip(runs, run_many(list(runs.values()), at_once), strict=True)
+    wave.compare_images(by_name)
+    return {name: wave.outcomes[name] for name in by_name}
+
+
+class _Wave:
+    """What becomes of runs: what they came to so far, and the datasets that were loaded for them."""
+
+    def __init__(self, place: Place, observer: Observer, count: int) -> None:
+        self.place, self.observer, self.count = place, observer, count
+        self.outcomes: dict[str, Outcome] = {}
+        self._images: dict[tuple[str, int], ResidentImages | TreeringError] = {}
+
+    def look_for_result(self, name: str, recipe: Recipe) -> None:
+        """Take a run's result if it has one already."""
+        try:
+            done = finished(recipe, self.place.results)
+        except TreeringError as error:
+            self._fail(name, error)
+            return
+        if done:
+            self.outcomes[name] = done
+            self.observer.done_before(name, result_file(recipe, self.place.results))
+
+    def prepared(self, name: str, recipe: Recipe) -> StreamRun | None:
+        """Load the data, once for all runs, and build the run; None if it fails."""
+        key = recipe.run.dataset, recipe.run.image_size
+        try:
+            if key not in self._images:
+                try:
+                    found = data.load(key[0], self.place.data, self.place.download, key[1])
+                    self._images[key] = ResidentImages.of(found, self.place.device)
+                except TreeringError as error:
+                    self._images[key] = error
+            images = self._images[key]
+            if isinstance(images, TreeringError):
+                raise images
+            run = StreamRun(recipe, images, self.place.results)
+        except TreeringError as error:
+            self._fail(name, error)
+            return None
+        self.observer.begins(name, run)
+        return run
+
+    def compare_images(self, recipes: Mapping[str, Recipe]) -> None:
+        """Refuse results found before if the dataset, where it was loaded for others, has other images than theirs."""
+        for name, recipe in recipes.items():
+            images, outcome = self._images.get((recipe.run.dataset, recipe.run.image_size)), self.outcomes[name]
+            if not isinstance(images, ResidentImages) or not isinstance(outcome, dict):
                 continue
-            observer.begins(name, ready[name])
-        outcomes |= zip(ready, run_many(list(ready.values()), at_once), strict=True)
-    return {name: outcomes[name] for name in by_name}
+            if is_of_other_images(outcome, data_facts(images, recipe)):
+                file = result_file(recipe, self.place.results)
+                self._fail(name, TreeringError(f"{file} holds a run on other images: choose another results folder"))
 
-
-def _resident(place: Place, dataset: str, image_size: int) -> ResidentImages | TreeringError:
-    """Load a dataset onto the device once, or fail once."""
-    try:
-        return ResidentImages.of(data.load(dataset, place.data, place.download, image_size), place.device)
-    except TreeringError as error:
-        return error
+    def _fail(self, name: str, error: TreeringError) -> None:
+        self.outcomes[name] = error
+        if self.count > 1:  # told now, since the other runs may take hours
+            logger.error("%s has failed: %s", name, error)
 
 
 def failures(outcomes: Mapping[str, Outcome]) -> list[str]:

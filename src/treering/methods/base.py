@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from treering.core import augment, losses, selection
 from treering.core.memory import Memory
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import DIVERGED, Trainer, batch_plan, restore_generator
-from treering.core.update import Constraint, TrainingSet
+from treering.core.trainer import DIVERGED, Trainer, restore_generator
+from treering.core.update import Constraint, TrainingSet, batch_plan
 from treering.errors import TreeringError
 from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Recipe

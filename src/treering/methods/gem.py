@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from treering.core.capture import CapturedUpdate
 from treering.core.memory import together
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import batch_plan
-from treering.core.update import BatchUpdate, TrainingSet
+from treering.core.update import BatchUpdate, TrainingSet, batch_plan
 from treering.errors import TreeringError
-from treering.methods.base import Method, Snapshot, Step
+from treering.methods.base import Method, Step
 from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Recipe
 from treering.runtime import pixels
@@ -33,12 +31,11 @@ MARGIN = 0.5
 class GEM(Method):
     """A method with cross-entropy among each task's own classes and gradients projected against earlier tasks."""
 
-    budget_kinds = ("per-step",)
     compiles = False
     """Compiling for its two batch sizes takes longer than it saves in a few thousand updates."""
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
-        self.episodes = EpisodicMemory(network, recipe.memory.size)
+        self.episodes = EpisodicMemory(network)
         super().__init__(recipe, network, generator, constraint=self.episodes)
 
     @classmethod
@@ -52,7 +49,7 @@ class GEM(Method):
         first_new = self.network.classes
         if step.new_classes:
             self.network.add_head(step.new_classes, self.generator)
-        self.episodes.replace(self._by_task())
+        self.episodes.replace(self._by_task(), self.recipe.memory.size)
         self.trainer.fit("training", self.training_set(step.images, step.labels), self.recipe.training)
         images, labels = step.images[step.labels >= first_new], step.labels[step.labels >= first_new]
         chosen = torch.randperm(len(images), generator=self.generator, device=labels.device)[: self.recipe.memory.size]
@@ -63,7 +60,6 @@ class GEM(Method):
         if len(self.memory) and size < self.recipe.memory.size:
             raise TreeringError(f"the memory of GEM cannot be made smaller: give {self.recipe.memory.size} or more")
         super().resize_memory(size)
-        self.episodes.size = size
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         """Return the cross-entropy among the classes of each image's own task."""
@@ -91,7 +87,7 @@ class GEM(Method):
         update = self.trainer.prepare(images, self.network.mean_image.shape)
         if update:
             self.network.train()
-            self.episodes.prepare(update)
+            self.episodes.prepare(update, self.recipe.memory.size)
             self.network.eval()
 
     def _by_task(self) -> list[tuple[Tensor, Tensor]]:
@@ -102,17 +98,14 @@ class GEM(Method):
         kept = [together(by_task[task]) for task in sorted(by_task)]
         return [(self.plain(images), labels) for images, labels in kept]
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go back to `snapshot`."""
-        super().restore(snapshot)
-        self.episodes.size = self.recipe.memory.size
-
 
 class EpisodicMemory:
-    """The images that earlier tasks keep, `size` of each: a constraint on the gradient of every batch."""
+    """The images that earlier tasks keep, as many of each: a constraint on the gradient of every batch."""
 
-    def __init__(self, network: IncrementalNetwork, size: int) -> None:
-        self.network, self.size = network, size
+    def __init__(self, network: IncrementalNetwork) -> None:
+        self.network = network
+        self._size = 0
+        """The number of images of each task."""
         self._images = self._room(0)
         self._update: BatchUpdate | None = None
         """Computes the gradients of the loss on these images, a batch for each earlier task."""
@@ -121,23 +114,24 @@ class EpisodicMemory:
         """Leave out a captured update, which cannot be copied, and images that the method's memory has too."""
         return self.__dict__ | {"_update": None, "_images": self._room(0)}
 
-    def replace(self, tasks: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Hold the images and labels of these tasks instead; a task that has fewer than `size` repeats them."""
-        self._images = self._room(0)
+    def replace(self, tasks: Sequence[tuple[Tensor, Tensor]], size: int) -> None:
+        """Hold `size` images and labels of each of these tasks instead; a task that has fewer repeats them."""
+        self._size, self._images = size, self._room(0)
         if tasks:
-            turns = torch.arange(self.size, device=self.network.device)
+            turns = torch.arange(size, device=self.network.device)
             images = torch.cat([images[turns % len(images)] for images, _ in tasks])
             labels = torch.cat([labels[turns % len(labels)] for _, labels in tasks])
-            self._images = TrainingSet(images, labels, images.new_zeros(len(images), self.network.columns).float())
-        if isinstance(self._update, CapturedUpdate) and self._update.serves(self._images, self.size):
+            targets = torch.zeros(len(images), self.network.columns, device=images.device)
+            self._images = TrainingSet(images, labels, targets)
+        if self._update and self._update.serves(self._images, size):
             self._update.training_set.take(self._images)
         else:
             self._update = None
 
-    def prepare(self, update: BatchUpdate) -> None:
+    def prepare(self, update: BatchUpdate, size: int) -> None:
         """Capture the gradients with room for the largest number of tasks, which is that of the classes."""
         if self._update is None:
-            self._update = update.over(self._room(self.network.columns * self.size), self.size)
+            self._update = update.over(self._room(self.network.columns * size), size)
 
     @property
     def image_passes(self) -> int:
@@ -156,10 +150,10 @@ class EpisodicMemory:
     def gradients(self, update: BatchUpdate) -> Tensor:
         """Return the gradients of the loss on the images of each earlier task: tasks x parameters."""
         if self._update is None or self._update.optimizer is not update.optimizer:
-            self._update = update.over(self._images, self.size)
+            self._update = update.over(self._images, self._size)
         self._update.start_epoch(torch.arange(self.image_passes, device=self.network.device))
         gradients = []
-        for _ in range(self.image_passes // self.size):
+        for _ in range(self.image_passes // self._size):
             self._update.run_batch()
             gradients.append(self._update.gradient.clone())
         return torch.stack(gradients)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treering.core import augment
-from treering.core.trainer import batch_plan
+from treering.core.update import batch_plan
 from treering.recipe import Recipe, Schedule
 
 Counts = Mapping[Any, int]

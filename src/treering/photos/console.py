@@ -95,12 +95,9 @@ class Printer(Terminal):
         table = Table("class", "images", "right", "most often taken for instead")
         for index, row in enumerate(evaluation.confusion):
             if sum(row):
-                others = [(count, name) for name, count in zip(evaluation.classes, row, strict=True)]
-                others.pop(index)
-                count, other = max(others, default=(0, ""))
+                name, (other, count) = evaluation.classes[index], evaluation.most_confused(index)
                 wrong = f"{shown(other)} ({count})" if count else ""
-                right = f"{100 * row[index] / sum(row):.1f} %"
-                table.add_row(shown(evaluation.classes[index]), str(sum(row)), right, wrong)
+                table.add_row(shown(name), str(sum(row)), f"{100 * row[index] / sum(row):.1f} %", wrong)
         self.table(table)
         self.skipped(evaluation.skipped)
         self.line(f"Accuracy: {evaluation.accuracy():.1f} % of {evaluation.images} images")

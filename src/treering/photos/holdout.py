@@ -40,6 +40,10 @@ class Division:
     in_two_classes: list[tuple[str, str]]
     """Two classes of each photo that has more than one, in the folder or among the images that the model keeps."""
 
+    def names(self, loaded: LoadedFolder) -> list[str]:
+        """Return the class of each photo that is trained on."""
+        return [loaded.labels[index] for index in self.trained]
+
 
 def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, quota: int) -> Division:
     """Hold out one in ten of each new class, at most `quota`; photos of known classes may have been trained on."""

@@ -13,16 +13,18 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from treering.core.trainer import EpochReport, Watcher
+from treering.core.trainer import EpochReport, InFlight, Watcher
 from treering.errors import TreeringError, is_out_of_memory
 from treering.images import folders
-from treering.images.folders import ImageFolder
+from treering.images.folders import ImageFolder, LoadedFolder
 from treering.learner import Learner
 from treering.photos import holdout, plan, settings
+from treering.photos.holdout import Division
 from treering.photos.plan import Outcome, Plan
 from treering.photos.settings import Wishes
 from treering.photos.unfinished import Unfinished, of_photos
@@ -94,19 +96,23 @@ def learn(
         learner = settings.open_learner(path, wishes)
         disk = None if dry_run else path  # this disk must have room for the model anyway
         lesson = _Lesson(path, learner, disk, own_validation=checks is not None)
-        lesson.read(folder, found, functools.partial(progress, "reading"))
-        if lesson.is_done():
-            tell(lesson.plan(done_already=True))
+        photos = lesson.read(folder, found, functools.partial(progress, "reading"))
+        unfinished = Unfinished(path, learner, photos.fingerprint)
+        if lesson.is_done(photos):
+            tell(lesson.plan_of_done(photos))
             if not dry_run:
-                lesson.unfinished.remove()
+                unfinished.remove()
             return None
-        lesson.divide(folder, checks)
-        planned = lesson.plan()
+        division = lesson.divide(folder, photos, checks)
+        resume = unfinished.load()
+        planned = lesson.plan(photos, division, resumed=resume is not None)
         tell(planned)
         if dry_run:
             return None
-        outcome = lesson.train(planned, functools.partial(progress, "training"))
-        lesson.commit(outcome, keep)
+        watcher = _Saver(unfinished, planned, functools.partial(progress, "training"))
+        outcome = lesson.train(photos, division, resume, watcher)
+        lesson.commit(photos, division, outcome, keep)
+        unfinished.remove()
         return outcome
 
 
@@ -120,8 +126,20 @@ def _out_of_memory_told(path: Path) -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True)
+class _Photos:
+    """The photos of a folder, read."""
+
+    loaded: LoadedFolder
+    digests: list[bytes]
+    """What each photo is recognised by."""
+    new: list[str]
+    """The classes that the model does not know."""
+    fingerprint: str
+
+
 class _Lesson:
-    """A folder of photos on its way into a model: read, divided, planned, trained on and committed, in this order."""
+    """How a folder of photos becomes a step: the photos are read, divided, planned, trained on and committed."""
 
     def __init__(self, path: Path, learner: Learner, disk: Path | None, own_validation: bool) -> None:
         self.path, self.learner, self.disk, self.own_validation = path, learner, disk, own_validation
@@ -129,75 +147,81 @@ class _Lesson:
         self.known = [str(name) for name in self.model.classes] if self.model else []
         self.channels, self.size = self.model.image_shape[:2] if self.model else (3, self.recipe.run.image_size)
 
-    def read(self, folder: Path, found: ImageFolder, progress: Callable[[int, int], None]) -> None:
+    def read(self, folder: Path, found: ImageFolder, progress: Callable[[int, int], None]) -> _Photos:
         """Decode the photos, and compute the digests by which they are recognised."""
-        self.loaded = folders.load(found, self.size, self.channels, self.disk, progress)
-        self.new = sorted(set(self.loaded.labels) - set(self.known))
-        if not self.loaded.labels:
-            reasons = "; ".join(f"{path.name}: {reason}" for path, reason in self.loaded.skipped[:3])
+        loaded = folders.load(found, self.size, self.channels, self.disk, progress)
+        new = sorted(set(loaded.labels) - set(self.known))
+        if not loaded.labels:
+            reasons = "; ".join(f"{path.name}: {reason}" for path, reason in loaded.skipped[:3])
             raise TreeringError(f"no image in {folder} can be read ({reasons})")
-        if not self.known and len(self.new) < 2:
-            raise TreeringError(f"{folder} has one class only, {self.new[0]}: a model needs two or more: add another")
-        self.digests = pixels.digests(self.loaded.images)
-        self.photos = of_photos(self.loaded.labels, self.digests, not self.own_validation)
-        self.unfinished = Unfinished(self.path, self.learner, self.photos)
+        if not self.known and len(new) < 2:
+            raise TreeringError(f"{folder} has one class only, {new[0]}: a model needs two or more: add another")
+        digests = pixels.digests(loaded.images)
+        return _Photos(loaded, digests, new, of_photos(loaded.labels, digests, not self.own_validation))
 
-    def is_done(self) -> bool:
+    def is_done(self, photos: _Photos) -> bool:
         """Return whether the model's last step was this one, since an earlier call was killed after it had saved it."""
         if self.model is None or settings.is_resized(self.learner):
             return False
-        return self.model.history[-1].get("files") == self.photos
+        return self.model.history[-1].get("files") == photos.fingerprint
 
-    def divide(self, folder: Path, checks: ImageFolder | None) -> None:
+    def divide(self, folder: Path, photos: _Photos, checks: ImageFolder | None) -> Division:
         """Decide which photos are trained on and which only measure the accuracy."""
-        quota = 0 if checks else self.recipe.memory.held_out_quota(len(self.known) + len(self.new))
-        self.division = holdout.divide(self.loaded, self.digests, self.model, quota)
-        if not self.division.trained:
+        quota = 0 if checks else self._held_out_quota(photos)
+        division = holdout.divide(photos.loaded, photos.digests, self.model, quota)
+        if not division.trained:
             raise TreeringError(f"{folder} has no image that the model does not have already: nothing to learn")
-        self.measured = self.division.measured
-        if checks:
-            others = folders.load(checks, self.size, self.channels, self.disk)
-            folders.warn_of(others.skipped)
-            self.measured = holdout.for_validation(others, self.known + self.new, self.digests, self.model)
-        self.names = [self.loaded.labels[index] for index in self.division.trained]
-        self.resume = self.unfinished.load()
+        if not checks:
+            return division
+        others = folders.load(checks, self.size, self.channels, self.disk)
+        folders.warn_of(others.skipped)
+        measured = holdout.for_validation(others, self.known + photos.new, photos.digests, self.model)
+        return replace(division, measured=measured)
 
-    def plan(self, done_already: bool = False) -> Plan:
+    def plan_of_done(self, photos: _Photos) -> Plan:
+        """Return the plan of a step that the model has learnt already."""
+        return replace(self._facts(photos), step=len(self.learner.history_), done_already=True)
+
+    def plan(self, photos: _Photos, division: Division, resumed: bool) -> Plan:
         """Return what the step is going to be."""
-        counts, model, place = Counter(self.loaded.labels), self.model, find_device(self.learner.device)
-        quota = self.recipe.memory.held_out_quota(len(self.known) + len(self.new))
-        told = functools.partial(
-            Plan,
+        facts = self._facts(photos)
+        passes = plan.image_passes(self.model, self.recipe, division.names(photos.loaded))
+        return replace(
+            facts,
+            held_out=division.held_out,
+            copies=division.copies,
+            in_two_classes=division.in_two_classes,
+            image_passes=passes,
+            seconds=plan.seconds(passes, self.recipe, self.size, facts.device, distils=bool(self.known)),
+            resumed=resumed,
+        )
+
+    def _facts(self, photos: _Photos) -> Plan:
+        """Return what the folder and the settings alone tell."""
+        counts, quota = Counter(photos.loaded.labels), self._held_out_quota(photos)
+        held_out = self.model.held_out.values() if self.model else ()
+        return Plan(
             recipe=self.recipe,
-            device=place,
-            step=len(model.history) + (not done_already) if model else 1,
-            new={name: counts[name] for name in self.new},
+            device=find_device(self.learner.device),
+            step=len(self.learner.history_) + 1,
+            new={name: counts[name] for name in photos.new},
             known={name: counts[name] for name in self.known if name in counts},
-            skipped=self.loaded.skipped,
+            skipped=photos.loaded.skipped,
             own_validation=self.own_validation,
             held_out_quota=quota,
-            dropped=sum(len(part[quota:]) for part in model.held_out.values()) if model else 0,
-        )
-        if done_already:
-            return told(done_already=True)
-        passes = plan.image_passes(model, self.recipe, self.names)
-        return told(
-            held_out=self.division.held_out,
-            copies=self.division.copies,
-            in_two_classes=self.division.in_two_classes,
-            image_passes=passes,
-            seconds=plan.seconds(passes, self.recipe, self.size, place, distils=bool(self.known)),
-            resumed=self.resume is not None,
+            dropped=sum(len(part[quota:]) for part in held_out),
         )
 
-    def train(self, planned: Plan, progress: Callable[[int, int], None]) -> Outcome:
+    def _held_out_quota(self, photos: _Photos) -> int:
+        return self.recipe.memory.held_out_quota(len(self.known) + len(photos.new))
+
+    def train(self, photos: _Photos, division: Division, resume: InFlight | None, watcher: Watcher) -> Outcome:
         """Learn the step, and measure what it has led to."""
-        started = time.monotonic()
-        before = self._right_by_class({name: part for name, part in self.measured.items() if name in self.known})
-        step = self.loaded.images[torch.tensor(self.division.trained)]
-        watcher = _Saver(self.unfinished, planned, progress)
-        self.learner.learn(step, self.names, self.resume, watcher)
-        after, classes = self._right_by_class(self.measured), len(self.learner.classes_)
+        started, measured = time.monotonic(), division.measured
+        before = self._right_by_class({name: part for name, part in measured.items() if name in self.known})
+        step = photos.loaded.images[torch.tensor(division.trained)]
+        self.learner.learn(step, division.names(photos.loaded), resume, watcher)
+        after, classes = self._right_by_class(measured), len(self.learner.classes_)
         return Outcome.of(classes, self.known, before, after, time.monotonic() - started)
 
     def _right_by_class(self, measured: Mapping[str, Images]) -> dict[str, list[bool]]:
@@ -207,16 +231,15 @@ class _Lesson:
             for name, images in measured.items()
         }
 
-    def commit(self, outcome: Outcome, keep: int) -> None:
+    def commit(self, photos: _Photos, division: Division, outcome: Outcome, keep: int) -> None:
         """Save the model, which keeps the images that measured this step for the next one."""
         model = self.learner.learnt_model()
         if not self.own_validation:
-            quota = self.recipe.memory.held_out_quota(len(model.classes))
-            kept = {name: pixels.tensor(part)[:quota] for name, part in self.measured.items()}
+            quota = self._held_out_quota(photos)
+            kept = {name: pixels.tensor(part)[:quota] for name, part in division.measured.items()}
             model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
-        model.history[-1] |= {"accuracy": outcome.for_history(), "files": self.photos}
+        model.history[-1] |= {"accuracy": outcome.for_history(), "files": photos.fingerprint}
         model_folder.replace(model.content(), self.path, keep)
-        self.unfinished.remove()
 
 
 class _Saver(Watcher):
