@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -406,7 +407,7 @@ def test_the_digits_recipe_is_small_and_quick() -> None:
     assert max(recipe.balanced.drop_at) < recipe.balanced.epochs < 30
 
 
-# --- Runs that are finished already -------------------------------------------------------------------------------------
+# --- Runs that are finished already -----------------------------------------------------------------------------------
 
 
 def test_a_finished_run_needs_neither_data_nor_a_network(treering_run: Any, tmp_path: Path) -> None:
@@ -421,7 +422,8 @@ def test_a_finished_run_on_other_images_is_refused_where_the_data_are_loaded_for
     treering_run: Any, tmp_path: Path
 ) -> None:
     assert treering_run("tiny.toml").code == 0
-    write_cifar(tmp_path / "data", published_files(train=3, test=2))
+    shutil.rmtree(tmp_path / "data")
+    write_cifar(tmp_path / "data", published_files(train=4, test=2))
     (tmp_path / "other.toml").write_text(TOML + "order = 1\n")
     done = treering_run("tiny.toml", "other.toml")
     assert done.code == 2

@@ -100,6 +100,8 @@ def test_commands_and_all_their_options_are_there(page: Path) -> None:
                 (program,) = files_of(words)
                 source = program.read_text(encoding="utf-8")
                 assert all(f'"{word}"' in source for word in rest if word.startswith("--")), words
+            case [".", activate]:
+                assert activate == ".venv/bin/activate", words
             case ["git" | "pre-commit" | ".venv/bin/pre-commit", *_]:
                 pass
             case [program, *_] if "/" in program:

@@ -198,7 +198,7 @@ def test_a_place_that_cannot_be_written_is_one_line(
             return b"content", deployed(pixels).numpy()
 
     monkeypatch.setattr(export, "_pt2", small)
-    command("export", model, tmp_path / "nowhere" / "out.pt2").refused("cannot write", "No such file")
+    command("export", model, tmp_path / "nowhere" / "out.pt2").refused("cannot write", "nowhere is not a folder")
     (tmp_path / "folder.pt2").mkdir()
     command("export", model, tmp_path / "folder.pt2").refused("cannot write", "Is a directory")
     command("export", model, tmp_path / ("n" * 300 + ".pt2")).refused("cannot write", "File name too long")

@@ -254,7 +254,7 @@ def test_no_exemplar_of_another_class_is_held_out(tmp_path: Path) -> None:
 
 def test_a_first_step_needs_two_classes_and_a_later_one_does_not(tmp_path: Path, first: Path) -> None:
     alone = make_folder(tmp_path / "alone", {"owl": 6})
-    with pytest.raises(TreeringError, match="has one class only, owl"):
+    with pytest.raises(TreeringError, match="has one readable class only, owl"):
         learn(tmp_path / "model", alone)
     assert not (tmp_path / "model").exists()
     learn(tmp_path / "model", first)

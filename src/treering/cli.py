@@ -6,7 +6,7 @@ import contextlib
 import io
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +51,7 @@ def demo(
     """Learn ten digits in five steps, with and without forgetting, and draw the accuracy."""
     from treering import demo as digits_demo
 
-    with _interruptible("interrupted"):
+    with _interruptible():
         digits_demo.run(console, out, order)
 
 
@@ -120,7 +120,7 @@ def report(
     """Make tables beside the paper's, figures and one self-contained HTML page from result files."""
     from treering.report import build as experiments_report
 
-    with _interruptible("interrupted"):
+    with _interruptible():
         files = experiments_report.write(results, out)
     Terminal(console).line(f"{len(files)} files; open {(out / 'index.html').resolve()}")
 
@@ -193,8 +193,12 @@ def learn(
         plans.append(plan)
         printer.plan(plan, model, folder)
 
-    again = f"interrupted; {model} is as it was: run the same command again to go on from the last saved state"
-    with _interruptible(again), Bars(console) as bars:
+    def interrupted() -> str:
+        saved = (model / ".learning").exists()
+        where = "to go on from the last saved state" if saved else "to begin the step again"
+        return f"interrupted; {model} is as it was: run the same command again {where}"
+
+    with _interruptible(interrupted), Bars(console) as bars:
         outcome = photos.learn(
             model,
             folder,
@@ -226,7 +230,7 @@ def predict(
     from treering.learner import Learner
     from treering.photos.console import Printer
 
-    with _interruptible("interrupted"):
+    with _interruptible():
         loaded = Learner.load(model, device=device).learnt_model()
         found = evaluation.predictions(loaded, evaluation.files_in(inputs), top)
         good = Printer(console).predictions(found, as_json, Console(stderr=True))
@@ -248,7 +252,7 @@ def evaluate(
 
     if picture:
         evaluation.require_drawing(picture)
-    with _interruptible("interrupted"):
+    with _interruptible():
         result = Learner.load(model, device=device).evaluate(folder)
         printer = Printer(console)
         printer.evaluation(result)
@@ -283,9 +287,11 @@ def export(
     out: Annotated[Path, typer.Argument(help="OUT.onnx or OUT.pt2")],
 ) -> None:
     """Write the model as one file for other programs, checked against the model first."""
+    from treering.export import require_name
     from treering.learner import Learner
 
-    with _interruptible("interrupted"):
+    require_name(out)
+    with _interruptible():
         difference = Learner.load(model, device="cpu").export(out)
     Terminal(console).line(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB; differs from the model by {difference:.1g} at most"
@@ -303,12 +309,12 @@ def undo(model: ModelPath) -> None:
 
 
 @contextlib.contextmanager
-def _interruptible(message: str) -> Iterator[None]:
+def _interruptible(message: str | Callable[[], str] = "interrupted") -> Iterator[None]:
     """Have Ctrl-C print `message` and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
-        _print_error(message)
+        _print_error(message() if callable(message) else message)
         sys.exit(130)
 
 

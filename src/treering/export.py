@@ -50,8 +50,7 @@ def export(model: Model, out: Path) -> float:
             f"a model learnt with {method.recipe.method} cannot be exported: it does not classify by its logits, and "
             "export supports logits only"
         )
-    if out.suffix not in (".onnx", ".pt2"):
-        raise TreeringError(f"{out} must end in .onnx or .pt2")
+    require_name(out)
     kept = [*method.memory.exemplars.values(), *model.held_out.values()]
     images = [image for part in kept for image in part.cpu()]
     checked = images[:: max(1, len(images) // CHECKED)]  # some of every class
@@ -76,6 +75,13 @@ def export(model: Model, out: Path) -> float:
     except OSError as error:
         raise TreeringError(f"cannot write {out}: {error.strerror or error}") from None
     return difference
+
+
+def require_name(out: Path) -> None:
+    """Raise unless a file of this name can be written."""
+    if out.suffix not in (".onnx", ".pt2"):
+        raise TreeringError(f"{out} must end in .onnx or .pt2")
+    files.require_folder(out)
 
 
 def _facts(model: Model, pixels: Tensor) -> dict[str, str]:

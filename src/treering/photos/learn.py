@@ -155,7 +155,8 @@ class _Lesson:
             reasons = "; ".join(f"{path.name}: {reason}" for path, reason in loaded.skipped[:3])
             raise TreeringError(f"no image in {folder} can be read ({reasons})")
         if not self.known and len(new) < 2:
-            raise TreeringError(f"{folder} has one class only, {new[0]}: a model needs two or more: add another")
+            left_out = f" ({len(loaded.skipped)} others were left out)" if loaded.skipped else ""
+            raise TreeringError(f"{folder} has one readable class only, {new[0]}{left_out}: a model needs two or more")
         digests = pixels.digests(loaded.images)
         return _Photos(loaded, digests, new, of_photos(loaded.labels, digests, not self.own_validation))
 

@@ -22,6 +22,7 @@ def find_device(name: str) -> torch.device:
         torch.Generator(device)
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = re.split(r"[.\n]", str(error))[0]
+        reason = "there is no such device" if reason.startswith("Expected one of") else reason
         raise TreeringError(f"device {name!r} cannot be used here ({reason}): choose auto, cpu or cuda") from None
     if device.type == "cuda" and device.index:
         raise TreeringError(

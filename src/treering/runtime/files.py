@@ -94,9 +94,16 @@ def write_picture(file: Path, draw: Callable[[io.BytesIO], object]) -> None:
 
 
 def require_png(file: Path) -> None:
-    """Raise unless the picture's name ends in .png."""
+    """Raise unless a picture of this name can be written."""
     if file.suffix.lower() != ".png":
         raise TreeringError(f"cannot write {file}: the name of a picture must end in .png")
+    require_folder(file)
+
+
+def require_folder(file: Path) -> None:
+    """Raise unless the file's folder is there."""
+    if not is_folder(file.parent):
+        raise TreeringError(f"cannot write {file}: {file.parent} is not a folder")
 
 
 def is_clutter(name: str) -> bool:
