@@ -487,7 +487,7 @@ def test_features_that_are_not_finite_are_never_ranked(monkeypatch: pytest.Monke
     learner = tiny_learner().partial_fit(*examples({"a": 6, "b": 6}))
     before = state_of(learner)
     method = method_of(learner)
-    monkeypatch.setattr(method, "_features", lambda images: torch.full((len(images), 8), torch.nan))
+    monkeypatch.setattr(method, "features", lambda images: torch.full((len(images), 8), torch.nan))
     with pytest.raises(TreeringError, match="training diverged"):
         learner.partial_fit(*examples({"c": 6}))
     assert state_of(learner) == before

@@ -231,7 +231,7 @@ def test_a_setting_of_the_wrong_type_is_an_error_that_names_it_and_its_value(nam
 
 
 def test_a_section_that_is_set_keeps_what_is_not_said():
-    recipe = Recipe.find("photos")
+    recipe = Recipe.find("photos-end-to-end")
     assert recipe.training != Recipe().training
     assert recipe.changed(["training={epochs=3}"]) == recipe.changed(["training.epochs=3"])
 
@@ -275,7 +275,7 @@ def test_what_is_no_choice_at_all_is_an_error_with_all_choices(value: Any):
         ("optimizer.momentum", -0.1),
         ("optimizer.weight_decay", -1e-9),
         ("optimizer.noise_eta", -0.3),
-        ("memory.size", 0),
+        ("memory.size", -1),
         ("augmentation.contrast", [0.2]),
         ("augmentation.contrast", [0.2, 1.0, 1.8]),
         ("augmentation.padding", -1),

@@ -63,7 +63,8 @@ stanford-dogs-icarl 2682412a
 imagenet100-lwf-mc 6143f74b
 imagenet1000-lwf-mc a2c8c4b0
 mini-imagenet-10 0d9a2fa4
-photos 52855d7a
+photos fca77625
+photos-end-to-end 52855d7a
 photos-from-scratch ac212327
 """
 """The beginning of the SHA-256 of each ready recipe's TOML. Unfinished runs and results are known by these settings:

@@ -166,7 +166,7 @@ def learn(
     ] = None,
     memory: Annotated[
         int | None,
-        typer.Option(min=1, help="Images to keep of each class, unless memory.kind says otherwise; 30 in a new model."),
+        typer.Option(min=0, help="Images to keep of each class, unless memory.kind says otherwise; 30 in a new model."),
     ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.epochs=30.")] = None,
     validation: Annotated[
@@ -179,6 +179,9 @@ def learn(
     keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of a new model's weights, augmentation and batches.")] = 0,
     device: Device = "auto",
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Train a new model end to end: for photos unlike those of ImageNet.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would learn and how long it takes.")] = False,
 ) -> None:
     """Teach a model the classes of a folder; the model is created if it does not exist."""
@@ -209,6 +212,7 @@ def learn(
             keep=keep,
             seed=seed,
             device=device,
+            thorough=thorough,
             dry_run=dry_run,
             tell=tell,
             progress=bars,

@@ -371,6 +371,9 @@ class _Reporter(Watcher):
     def ready(self) -> None:
         self.first.ready()
 
+    def passed(self, images: int) -> None:
+        self.first.passed(images)
+
     def epoch(self, report: EpochReport) -> None:
         self.first.epoch(report)
         logger.debug("%s epoch %d/%d: loss %.4f", report.stage, report.epoch, report.epochs, report.mean_loss)

@@ -115,7 +115,7 @@ class Model:
             "image_shape": list(self.image_shape),
             "generator": {"device": method.generator.device.type, "state": state},
         }
-        tensors, exemplars = method.network.tensors(), method.memory.exemplars
+        tensors, exemplars = method.tensors(), method.memory.exemplars
         return Content(facts, self.classes, tensors, exemplars, self.held_out, self.history)
 
 
@@ -143,7 +143,7 @@ def _read(path: Path, backbone: nn.Module | None, device: torch.device, manifest
     if backbone is None:
         method.start_from(build)
     try:
-        method.network.load_tensors(manifest["head_sizes"], content.tensors)
+        method.load_tensors(manifest["head_sizes"], content.tensors)
     except ValueError as error:
         raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {error}") from None
     for label, ranked in content.memory.items():

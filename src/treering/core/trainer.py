@@ -70,6 +70,9 @@ class Watcher:
     def epoch(self, report: EpochReport) -> None:
         """Take note that an epoch has ended."""
 
+    def passed(self, images: int) -> None:
+        """Learn that so many images have passed through the network without training it."""
+
 
 @dataclass
 class _Course:
@@ -126,6 +129,10 @@ class Trainer:
             yield
         finally:
             self._course = _Course()
+
+    def passed(self, images: int) -> None:
+        """Tell the step's watcher that so many images have passed through the network without training it."""
+        self._course.watcher.passed(images)
 
     def prepare(self, images: int, image_shape: Sequence[int]) -> CapturedUpdate | None:
         """Capture an update with room for `images`, if the engine captures; later stages that fit into it reuse it."""

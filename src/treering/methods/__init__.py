@@ -10,6 +10,7 @@ from treering.core.engine import Engine
 from treering.core.network import IncrementalNetwork
 from treering.errors import look_up
 from treering.methods.base import Method
+from treering.methods.closed_form import ClosedForm
 from treering.methods.eeil import EEIL
 from treering.methods.finetune import FineTuning
 from treering.methods.gem import GEM
@@ -25,9 +26,10 @@ METHODS: dict[str, type[Method]] = {
     "gem": GEM,
     "finetune": FineTuning,
     "joint": Joint,
+    "closed-form": ClosedForm,
 }
 
-__all__ = ["EEIL", "GEM", "METHODS", "FineTuning", "ICaRL", "Joint", "LwFMC", "Method", "create", "find"]
+__all__ = ["EEIL", "GEM", "METHODS", "ClosedForm", "FineTuning", "ICaRL", "Joint", "LwFMC", "Method", "create", "find"]
 
 
 def find(name: str) -> type[Method]:
@@ -41,10 +43,12 @@ def create(
     """Make the recipe's method over a network that has this feature extractor and no heads yet."""
     chosen = find(recipe.method)
     chosen.check(recipe)
+    if not chosen.trains and isinstance(features, backbones.Pretrained):
+        features.use_stages()
     size, draws = backbones.probe(features, mean_image.shape)
     engine = Engine.named(recipe.engine, device, compiles and chosen.compiles)
     network = IncrementalNetwork(
-        features, size, mean_image, recipe.pixel_scale, engine, draws, chosen.spare_outputs
+        features, size, mean_image, recipe.pixel_scale, engine, draws, chosen.spare_outputs, chosen.unit_features
     ).to(device)
     engine.arrange(network, features)
     return chosen(recipe, network, torch.Generator(device).manual_seed(seed))

@@ -45,13 +45,22 @@ class Snapshot:
 
     head_sizes: list[int]
     tensors: dict[str, Tensor]
-    """The network's weights and statistics."""
+    """All that was learnt besides the exemplars."""
     columns: int
     unsaved: dict[str, Tensor]
     """The network's buffers that are not saved with it."""
     exemplars: dict[int, Tensor]
     generator: Tensor
     recipe: Recipe
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Whether each image at hand, exemplars included, is told right by all other images, by class."""
+
+    before: dict[int, list[bool]]
+    """Before the step, for the classes known then."""
+    after: dict[int, list[bool]]
 
 
 class Method(ABC):
@@ -65,6 +74,12 @@ class Method(ABC):
     """The kinds of budget that it can keep."""
     spare_outputs = False
     """Whether its network has outputs for later classes, which learn from the start."""
+    unit_features = False
+    """Whether its heads see each image's features scaled to length 1."""
+    trains = True
+    """Whether the network's features learn; else images only pass through it."""
+    needs_memory = True
+    """Whether a method that keeps exemplars cannot learn without any."""
     compiles = True
     """Whether compiling its feature extractor pays, where no kernel serves."""
     further_readouts: Mapping[str, str] = {}
@@ -81,6 +96,8 @@ class Method(ABC):
         self.network = network
         self.generator = generator
         self.memory = Memory()
+        self.left_out: LeftOut | None = None
+        """What the last step's images say of each other, where the method knows it."""
         self.trainer = Trainer(network, self.loss, recipe.optimizer, generator, constraint)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -103,6 +120,8 @@ class Method(ABC):
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Raise if the method cannot work with the recipe's settings."""
+        if cls.needs_memory and cls.keeps_memory and not recipe.memory.size:
+            raise TreeringError(f"{recipe.method} cannot learn without exemplars: set memory.size to 1 or more")
         if cls.keeps_memory and recipe.memory.kind not in cls.budget_kinds:
             kinds = " or ".join(cls.budget_kinds)
             raise TreeringError(
@@ -237,7 +256,7 @@ class Method(ABC):
 
     def rank(self, candidates: dict[int, Images], count: int) -> dict[int, Tensor]:
         """Return the `count` best images of each class by the recipe's selection rule, best first [3.1]."""
-        features = [self._features(images) for images in candidates.values()]
+        features = [self.features(images) for images in candidates.values()]
         if features and not torch.cat(features).isfinite().all():
             raise TreeringError(DIVERGED)
         rankings = selection.rank(features, count, selection.RULES[self.recipe.memory.selection], self.generator)
@@ -246,7 +265,7 @@ class Method(ABC):
             for label, ranking in zip(candidates, rankings, strict=True)
         }
 
-    def _features(self, images: Images) -> Tensor:
+    def features(self, images: Images) -> Tensor:
         """Return N x D, the features of images as the network sees them outside training."""
         size = augment.CHUNK if isinstance(images, Tensor) else 4 * augment.PHOTOS
         return torch.cat([self.network.predict_features(self.plain(part)) for part in images.split(size)])
@@ -265,11 +284,19 @@ class Method(ABC):
 
     # Going back
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Copy all that was learnt besides the exemplars; `load_tensors` takes it back."""
+        return self.network.tensors()
+
+    def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+        """Become the method that gave `tensors`; raise ValueError if they do not fit."""
+        self.network.load_tensors(head_sizes, tensors)
+
     def snapshot(self) -> Snapshot:
         """Copy everything that a step changes; `restore` puts it back."""
         return Snapshot(
             list(self.network.head_sizes),
-            self.network.tensors(),
+            self.tensors(),
             self.network.columns,
             self.network.unsaved(),
             dict(self.memory.exemplars),
@@ -280,7 +307,7 @@ class Method(ABC):
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to `snapshot`."""
         self.network.resize(snapshot.columns)
-        self.network.load_tensors(snapshot.head_sizes, snapshot.tensors)
+        self.load_tensors(snapshot.head_sizes, snapshot.tensors)
         self.memory.exemplars = dict(snapshot.exemplars)
         self.recipe = snapshot.recipe
         restore_generator(self.generator, snapshot.generator)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 from treering import methods
 from treering.core import backbones
@@ -16,8 +17,10 @@ TIMED_UPDATES = 3
 
 
 def images_per_second(recipe: Recipe, shape: Sequence[int], device: torch.device) -> float:
-    """Return the number of blank images C x H x W per second that the recipe's network trains on."""
+    """Return how many blank images C x H x W per second the recipe's network trains on, or sees if it learns nothing."""
     features = backbones.build(recipe.backbone, shape[0], 0, pretrained=False)
+    if not methods.find(recipe.method).trains:
+        return _seen_per_second(features, shape, device)
     plain = Recipe(engine=recipe.engine)
     # Compilation takes a minute and brings a quarter more speed: too much for an estimate.
     method = methods.create(plain, features, torch.zeros(*shape), 0, device, compiles=False)
@@ -34,3 +37,13 @@ def images_per_second(recipe: Recipe, shape: Sequence[int], device: torch.device
         update()
     float(update.losses[0])
     return TIMED_UPDATES * batch_size / (time.perf_counter() - start)
+
+
+def _seen_per_second(features: nn.Module, shape: Sequence[int], device: torch.device) -> float:
+    method = methods.create(Recipe(engine="eager"), features, torch.zeros(*shape), 0, device)
+    images = torch.zeros(16, *shape, dtype=torch.uint8, device=device)
+    float(method.network.predict_features(images).sum())  # warms up
+    start = time.perf_counter()
+    for _ in range(TIMED_UPDATES):
+        float(method.network.predict_features(images).sum())
+    return TIMED_UPDATES * len(images) / (time.perf_counter() - start)

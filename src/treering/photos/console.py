@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from treering import methods
+from treering.core.metrics import interval
 from treering.evaluation import Evaluation, Prediction
 from treering.photos.holdout import ENOUGH_TO_HOLD_OUT
 from treering.photos.overview import Overview
@@ -51,7 +52,8 @@ class Printer(Terminal):
             self.line(sentence)
         where = "GPU" if plan.device.type == "cuda" else "CPU"
         less = ", less what an interrupted call has done already" if plan.resumed else ""
-        self.line(f"Training takes about {duration(plan.seconds)} on this {where}{less}.")
+        what = "Training" if methods.find(recipe.method).trains else "Learning"
+        self.line(f"{what} takes about {duration(plan.seconds)} on this {where}{less}.")
 
     def outcome(self, outcome: Outcome, plan: Plan) -> None:
         """Print what a step has led to."""
@@ -59,10 +61,15 @@ class Printer(Terminal):
         if outcome.accuracy is None:
             self.line("No image was held out, so its accuracy is not known.")
             return
-        what = "of the validation folder" if plan.own_validation else "it was not trained on"
+        what = "it was not trained on"
+        if plan.own_validation or outcome.left_out:
+            what = "of the validation folder" if plan.own_validation else "each told by all the others"
+        low, high = interval(outcome.accuracy, outcome.images)
         some = outcome.measured_classes < outcome.classes
         part = f", of {outcome.measured_classes} of the {outcome.classes} classes" if some else ""
-        self.line(f"Accuracy on {_images(outcome.images)} {what}{part}: {outcome.accuracy:.1f} %")
+        self.line(
+            f"Accuracy on {_images(outcome.images)} {what}{part}: {outcome.accuracy:.1f} % ({low:.0f} to {high:.0f} %)"
+        )
         if outcome.old_after is not None and outcome.old_before is not None:
             self.line(
                 f"  classes known before: {outcome.old_after:.1f} % (before this step {outcome.old_before:.1f} %)"
@@ -152,6 +159,8 @@ def _memory(plan: Plan) -> Iterator[str]:
     per = {"per-class": "each class", "per-step": "each step"}.get(budget.kind, "all classes together")
     if method.keeps_everything:
         yield f"It keeps every image: {plan.recipe.method} trains on all of them in each step."
+    elif method.keeps_memory and not budget.size:
+        yield "It keeps no image."
     elif method.keeps_memory:
         included = ", held-out ones included" if plan.held_out_quota else ""
         yield f"It keeps at most {_images(budget.size)} of {per}{included}."
@@ -161,7 +170,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"Dropped, because the memory has no more room for held-out images: {_images(plan.dropped)}."
     if plan.held_out:
         yield f"Held out of training, to measure it: {_images(plan.held_out)}."
-    elif plan.new and not plan.own_validation:
+    elif plan.new and not plan.own_validation and method.trains:
         enough = f"that takes classes of {ENOUGH_TO_HOLD_OUT} images or more"
         yield f"No image is held out: {enough if plan.held_out_quota else 'no part of the memory is set aside for it'}."
 

@@ -53,6 +53,7 @@ def learn(
     keep: int = model_folder.KEEP,
     seed: int = 0,
     device: str = "auto",
+    thorough: bool = False,
     dry_run: bool = False,
     tell: Callable[[Plan], None] = lambda plan: None,
     progress: Progress = lambda what, done, total: None,
@@ -76,6 +77,9 @@ def learn(
         The number of earlier versions that stay for `undo`.
     seed, device : int, str
         As for `Learner`.
+    thorough : bool
+        Train a new model's network end to end rather than solve for a classifier of its features: worth its time for
+        photos unlike those of ImageNet.
     dry_run : bool
         Stop once `tell` has got the plan; nothing is learnt or written.
     tell : callable
@@ -91,7 +95,7 @@ def learn(
     path, folder = Path(path), Path(folder)
     found = folders.scan(folder)
     checks = folders.scan(Path(validation)) if validation else None
-    wishes = Wishes(backbone, memory, changes, seed, device)
+    wishes = Wishes(backbone, memory, changes, seed, device, thorough)
     with _out_of_memory_told(path), contextlib.nullcontext() if dry_run else model_folder.writing(path):
         learner = settings.open_learner(path, wishes)
         disk = None if dry_run else path  # this disk must have room for the model anyway
@@ -222,8 +226,16 @@ class _Lesson:
         before = self._right_by_class({name: part for name, part in measured.items() if name in self.known})
         step = photos.loaded.images[torch.tensor(division.trained)]
         self.learner.learn(step, division.names(photos.loaded), resume, watcher)
-        after, classes = self._right_by_class(measured), len(self.learner.classes_)
-        return Outcome.of(classes, self.known, before, after, time.monotonic() - started)
+        model = self.learner.learnt_model()
+        told = None if self.own_validation else model.method.left_out
+        if told:
+            names = [str(name) for name in model.classes]
+            before = {names[label]: right for label, right in told.before.items()}
+            after = {names[label]: right for label, right in told.after.items()}
+        else:
+            after = self._right_by_class(measured)
+        left_out, seconds = told is not None, time.monotonic() - started
+        return Outcome.of(len(model.classes), self.known, before, after, left_out, seconds)
 
     def _right_by_class(self, measured: Mapping[str, Images]) -> dict[str, list[bool]]:
         """Return, for each image of each class, whether the learner predicts its class."""
@@ -249,6 +261,10 @@ class _Saver(Watcher):
     def __init__(self, unfinished: Unfinished, planned: Plan, progress: Callable[[int, int], None]) -> None:
         self.unfinished, self.planned, self.progress = unfinished, planned, progress
         self.done, self.saved = 0, time.monotonic()
+
+    def passed(self, images: int) -> None:
+        self.done += images
+        self.progress(self.done, self.planned.image_passes)
 
     def epoch(self, report: EpochReport) -> None:
         passes = self.planned.image_passes

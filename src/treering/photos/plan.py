@@ -61,6 +61,8 @@ class Outcome:
     """The number of classes of the model."""
     measured_classes: int
     """The number of classes that have images to measure them."""
+    left_out: bool
+    """Whether each image was told by all others, rather than by a model that was not trained on it."""
     accuracy: float | None
     """The accuracy on all images that measure it."""
     old_before: float | None
@@ -89,6 +91,7 @@ class Outcome:
         known: Sequence[str],
         before: Mapping[str, list[bool]],
         after: Mapping[str, list[bool]],
+        left_out: bool,
         seconds: float,
     ) -> Outcome:
         """Sum up a step, given which images of each class were predicted correctly before and after it."""
@@ -103,6 +106,7 @@ class Outcome:
             images=sum(map(len, after.values())),
             classes=classes,
             measured_classes=len(after),
+            left_out=left_out,
             accuracy=percent(list(after.values())),
             old_before=percent(list(before.values())),
             old_after=percent([right for name, right in after.items() if name in known]),

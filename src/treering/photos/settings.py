@@ -27,6 +27,8 @@ class Wishes:
     """Further settings, written as in `Recipe.changed`."""
     seed: int = 0
     device: str = "auto"
+    thorough: bool = False
+    """Whether a network that has seen ImageNet is trained end to end rather than used as it is."""
 
 
 def default_backbone() -> str:
@@ -35,11 +37,12 @@ def default_backbone() -> str:
     return "efficientnet-lite0" if all(map(importlib.util.find_spec, packages)) else "resnet18"
 
 
-def recipe_for(backbone: str, device: torch.device, memory: int | None = None) -> Recipe:
+def recipe_for(backbone: str, device: torch.device, memory: int | None = None, thorough: bool = False) -> Recipe:
     """Return the recipe for photos, which depends on whether the backbone is pretrained and on the device."""
     trained = backbone == "efficientnet-lite0" or ":" in backbone
-    recipe = replace(Recipe.find("photos" if trained else "photos-from-scratch"), backbone=backbone)
-    if device.type == "cuda":  # it affords larger images and more epochs, but compiling takes a minute
+    name = ("photos-end-to-end" if thorough else "photos") if trained else "photos-from-scratch"
+    recipe = replace(Recipe.find(name), backbone=backbone)
+    if device.type == "cuda" and name != "photos":  # it affords larger images and more epochs; compiling takes a minute
         more = ["augmentation.crop_size=224", "run.image_size=256", "training.epochs=30", "training.drop_at=[15, 25]"]
         recipe = recipe.changed(more if trained else more[:2])
     if memory is not None:
@@ -53,7 +56,8 @@ def open_learner(path: Path, wishes: Wishes) -> Learner:
 
 
 def _new(wishes: Wishes) -> Learner:
-    ready = recipe_for(wishes.backbone or default_backbone(), find_device(wishes.device), wishes.memory)
+    backbone, device = wishes.backbone or default_backbone(), find_device(wishes.device)
+    ready = recipe_for(backbone, device, wishes.memory, wishes.thorough)
     recipe = ready.changed(wishes.changes)
     if recipe.backbone != ready.backbone:
         raise TreeringError(f"choose the backbone by --backbone {recipe.backbone}, which brings suitable settings")
@@ -66,7 +70,11 @@ def _new(wishes: Wishes) -> Learner:
 def _known(path: Path, wishes: Wishes) -> Learner:
     learner = Learner.load(path, device=wishes.device)
     recipe = learner.resolved_recipe()
-    size = wishes.memory or recipe.memory.size
+    size = recipe.memory.size if wishes.memory is None else wishes.memory
+    if wishes.thorough and not methods.find(recipe.method).trains:
+        raise TreeringError(
+            f"{path} was begun without --thorough, and goes on so: begin a new model to train end to end"
+        )
     wanted = replace(recipe, backbone=wishes.backbone or recipe.backbone, memory=replace(recipe.memory, size=size))
     wanted = wanted.changed(wishes.changes)
     if replace(wanted, memory=replace(wanted.memory, size=recipe.memory.size)) != recipe:

@@ -1,0 +1,122 @@
+"""The closed form: features of a network that has seen many images before, and a classifier that is solved.
+
+Nothing is trained. Each step adds its images to a few sums (`core/closed_form.py`) and solves for the heads anew, so a
+step takes seconds, the order of steps makes no difference, nothing is forgotten, and no image need be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from treering.core import selection
+from treering.core.closed_form import Statistics, solve
+from treering.core.network import IncrementalNetwork
+from treering.errors import TreeringError
+from treering.methods.base import LeftOut, Method, Step
+from treering.methods.plan import Counts, StagePlan
+from treering.recipe import Recipe
+from treering.runtime import pixels
+from treering.runtime.pixels import Images
+
+MOST_EXEMPLARS_ASKED = 512
+"""The most exemplars that are told by all other images: more would cost a step time by the old images, not the new."""
+
+
+class ClosedForm(Method):
+    """Linear discriminants of fixed features, from sums over all images ever shown."""
+
+    needs_memory = False
+    unit_features = True
+    trains = False
+
+    def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
+        super().__init__(recipe, network, generator)
+        self.statistics = Statistics.empty(network.feature_size, network.device)
+
+    def learn_step(self, step: Step) -> None:
+        self.require_room(step)
+        new = {label: self._unit_features(images) for label, images in step.by_class().items()}
+        old = {label: self._unit_features(images) for label, images in self._asked().items()}
+        if not all(part.isfinite().all() for part in (*new.values(), *old.values())):
+            raise TreeringError("the network gives features that are not finite for these images: choose another")
+        before = self._told_right(old)
+        if step.new_classes:
+            self.network.add_head(step.new_classes, self.generator)
+        self.statistics = self.statistics.added(*_stacked(new), self.network.classes)
+        at_hand = {label: torch.cat([part[label] for part in (old, new) if label in part]) for label in old | new}
+        solution = solve(self.statistics, *_stacked(at_hand), self._choices())
+        with torch.no_grad():
+            self.network.weight[: self.network.classes] = solution.temperature * solution.weight.float()
+            self.network.bias[: self.network.classes] = solution.temperature * solution.bias.float()
+        self.left_out = LeftOut(before, _by_class(solution.left_out, at_hand))
+        self._store(step, new)
+
+    def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
+        """Return the cross-entropy over all heads, which nothing trains with."""
+        return F.cross_entropy(logits_NC, labels_N)
+
+    @classmethod
+    def plan_step(cls, recipe: Recipe, step: Counts, memory: Counts) -> list[StagePlan]:
+        """Plan one pass over the step's images and the exemplars that are asked about, and one to rank old and new."""
+        asked = min(sum(memory.values()), MOST_EXEMPLARS_ASKED)
+        ranked = sum(step[label] + memory[label] for label in step.keys() & memory.keys() if recipe.memory.size)
+        images = sum(step.values()) + asked + ranked
+        return [StagePlan(images, images)]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return super().tensors() | self.statistics.tensors()
+
+    def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+        own = {name: tensors[name] for name in Statistics.NAMES if name in tensors}
+        super().load_tensors(head_sizes, {name: tensor for name, tensor in tensors.items() if name not in own})
+        self.statistics = Statistics.of(own, self.network.feature_size, self.network.classes, self.network.device)
+
+    def _choices(self) -> list[slice]:
+        """Return which features may serve: all, or the network's last ones alone."""
+        last = getattr(self.network.features, "last_features", 0)
+        return [slice(-last, None), slice(None)] if last else [slice(None)]
+
+    def _told_right(self, features: Mapping[int, Tensor]) -> dict[int, list[bool]]:
+        """Tell for each of these images, which the statistics hold, whether all others tell it right."""
+        if not features:
+            return {}
+        return _by_class(solve(self.statistics, *_stacked(features), self._choices()).left_out, features)
+
+    def _asked(self) -> dict[int, Tensor]:
+        """Return the best exemplars of each class, as many of each as may be asked about in all."""
+        exemplars = self.memory.exemplars
+        each = max(1, MOST_EXEMPLARS_ASKED // len(exemplars)) if exemplars else 0
+        return {label: images[:each] for label, images in list(exemplars.items())[:MOST_EXEMPLARS_ASKED]}
+
+    def _unit_features(self, images: Images) -> Tensor:
+        found = F.normalize(self.features(images))
+        self.trainer.passed(len(images))
+        return found
+
+    def _store(self, step: Step, new: Mapping[int, Tensor]) -> None:
+        """Shrink the classes in memory, then store the best images of the step's classes; the features are known."""
+        quota = self.recipe.memory.quota(self.network.classes)
+        self.memory.shrink(quota)
+        if not quota:
+            return
+        candidates, fresh = self.candidates(step), step.by_class()
+        known = {label for label in candidates if len(candidates[label]) > len(fresh[label])}
+        features = [self._unit_features(candidates[label]) if label in known else new[label] for label in candidates]
+        rankings = selection.rank(features, quota, selection.RULES[self.recipe.memory.selection], self.generator)
+        for label, ranking in zip(candidates, rankings, strict=True):
+            self.memory.store(label, pixels.tensor(candidates[label][ranking]).to(self.network.device))
+
+
+def _stacked(features: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the features of all classes, and their labels."""
+    labels = [torch.full((len(part),), label, device=part.device) for label, part in features.items()]
+    return torch.cat(list(features.values())), torch.cat(labels)
+
+
+def _by_class(scores_NC: Tensor, features: Mapping[int, Tensor]) -> dict[int, list[bool]]:
+    said = scores_NC.argmax(1).split([len(part) for part in features.values()])
+    return {label: (part == label).tolist() for label, part in zip(features, said, strict=True)}

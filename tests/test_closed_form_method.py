@@ -1,0 +1,195 @@
+"""The method `closed-form`: sums over all images, heads that are solved, and nothing that is forgotten."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from conftest import TinyFeatures, examples, method_of, state_of, tiny_learner
+from torch.nn import functional as F
+
+from treering import Budget, Learner, TreeringError
+from treering.core.closed_form import PENALTIES, Statistics, solve
+from treering.methods import ClosedForm, closed_form
+from treering.storage import model_folder
+
+CPU = torch.device("cpu")
+FIRST, SECOND = examples({"cat": 7, "dog": 6}), examples({"owl": 5, "cat": 3}, seed=1)
+TESTS, _ = examples({"cat": 4, "dog": 4, "owl": 4}, seed=2)
+
+
+def closed(**changes: Any) -> Learner:
+    return tiny_learner(method="closed-form", **changes)
+
+
+def all_of(learner: Learner) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """All that was learnt, the sums included."""
+    return state_of(learner), {name: part.numpy().tobytes() for name, part in method_of(learner).tensors().items()}
+
+
+def features_of(learner: Learner, images: np.ndarray) -> torch.Tensor:
+    pixels = torch.from_numpy(images).movedim(-1, 1)
+    return F.normalize(method_of(learner).network.predict_features(pixels))
+
+
+def test_the_heads_are_the_solution_for_all_images_ever_shown() -> None:
+    learner = closed().partial_fit(*FIRST).partial_fit(*SECOND)
+    names = ["cat", "dog", "owl"]
+    x_ND = features_of(learner, np.concatenate([FIRST[0], SECOND[0]]))
+    labels_N = torch.tensor([names.index(name) for name in FIRST[1] + SECOND[1]])
+    statistics = Statistics.empty(x_ND.shape[1], CPU).added(x_ND, labels_N, 3)
+    kept = method_of(learner).statistics  # type: ignore[attr-defined]
+    assert torch.allclose(kept.gram, statistics.gram, rtol=1e-6)
+    assert torch.allclose(kept.sums, statistics.sums, rtol=1e-6)
+    assert kept.counts.tolist() == [10, 6, 5]
+    tests_ND = features_of(learner, TESTS).double()
+    found = method_of(learner).network.predict_logits(torch.from_numpy(TESTS).movedim(-1, 1)).double()
+    alike = []
+    for penalty in PENALTIES:  # the one that the images at hand have chosen, and their temperature
+        inverse = torch.linalg.inv(statistics.scatter + penalty * torch.eye(x_ND.shape[1], dtype=torch.float64))
+        directions = statistics.means @ inverse
+        scores = tests_ND @ directions.T - 0.5 * (directions * statistics.means).sum(1)
+        parts = [(part - part.mean(1, keepdim=True)).flatten() for part in (found, scores)]
+        alike.append(float(F.cosine_similarity(*parts, dim=0)))
+    assert max(alike) > 0.99999
+
+
+def test_the_network_itself_learns_nothing() -> None:
+    backbone = TinyFeatures()
+    learner = closed(backbone=backbone).partial_fit(*FIRST).partial_fit(*SECOND)
+    for name, tensor in method_of(learner).network.features.state_dict().items():
+        assert torch.equal(tensor, backbone.state_dict()[name]), name
+
+
+def test_steps_and_their_order_make_no_difference_where_the_same_images_are_at_hand() -> None:
+    images, names = np.concatenate([FIRST[0], SECOND[0]]), FIRST[1] + SECOND[1]
+    at_once = closed(memory=Budget("per-class", 50)).partial_fit(images, names)
+    in_steps = closed(memory=Budget("per-class", 50)).partial_fit(*FIRST).partial_fit(*SECOND)
+    order = np.argsort(names, kind="stable")
+    sorted_first = closed(memory=Budget("per-class", 50)).partial_fit(images[order], [names[index] for index in order])
+    wanted = at_once.predict_proba(TESTS)
+    for one in (in_steps, sorted_first):
+        # The mean image, which is the first step's, may differ: the features then do so too.
+        assert (one.predict(TESTS) == at_once.predict(TESTS)).mean() > 0.8
+    np.testing.assert_allclose(sorted_first.predict_proba(TESTS), wanted, atol=1e-4)
+
+
+def test_no_image_need_be_kept() -> None:
+    without = closed(memory=Budget("per-class", 0)).partial_fit(*FIRST).partial_fit(*SECOND)
+    assert without.exemplars_ == {}
+    assert method_of(without).statistics.counts.sum() == 21  # type: ignore[attr-defined]
+    assert without.score(*FIRST) > 0.8, "the first step's classes are known as well as before"
+    assert without.score(*SECOND) > 0.8
+
+
+def test_a_method_that_learns_from_exemplars_refuses_to_do_without() -> None:
+    with pytest.raises(TreeringError, match="eeil cannot learn without exemplars"):
+        tiny_learner(memory=Budget("per-class", 0)).partial_fit(*FIRST)
+
+
+def test_every_image_at_hand_is_told_by_all_others_before_and_after_the_step() -> None:
+    learner = closed(memory=Budget("per-class", 3)).partial_fit(*FIRST)
+    first = method_of(learner).left_out
+    assert first is not None
+    assert first.before == {}
+    assert {label: len(right) for label, right in first.after.items()} == {0: 7, 1: 6}
+    learner.partial_fit(*SECOND)
+    second = method_of(learner).left_out
+    assert second is not None
+    assert {label: len(right) for label, right in second.before.items()} == {0: 3, 1: 3}, "the exemplars"
+    assert {label: len(right) for label, right in second.after.items()} == {0: 3 + 3, 1: 3, 2: 5}
+    assert all(isinstance(one, bool) for right in second.after.values() for one in right)
+
+
+def test_no_more_exemplars_are_asked_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closed_form, "MOST_EXEMPLARS_ASKED", 4)
+    learner = closed(memory=Budget("per-class", 6)).partial_fit(*FIRST).partial_fit(*SECOND)
+    told = method_of(learner).left_out
+    assert told is not None
+    assert {label: len(right) for label, right in told.before.items()} == {0: 2, 1: 2}
+
+
+def test_exemplars_are_ranked_as_in_the_paper_and_shrink() -> None:
+    learner = closed(memory=12).partial_fit(*FIRST)
+    assert {name: len(part) for name, part in learner.exemplars_.items()} == {"cat": 6, "dog": 6}
+    dogs = learner.exemplars_["dog"]
+    learner.partial_fit(*SECOND)
+    assert {name: len(part) for name, part in learner.exemplars_.items()} == {"cat": 4, "dog": 4, "owl": 4}
+    assert (learner.exemplars_["dog"] == dogs[:4]).all()
+
+
+def test_a_saved_learner_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> None:
+    learner = closed().partial_fit(*FIRST)
+    learner.save(tmp_path / "model")
+    loaded = Learner.load(tmp_path / "model", backbone=TinyFeatures(), device="cpu")
+    assert all_of(loaded) == all_of(learner)
+    assert all_of(loaded.partial_fit(*SECOND)) == all_of(learner.partial_fit(*SECOND))
+
+
+def test_a_step_that_fails_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = closed().partial_fit(*FIRST)
+    before = all_of(learner)
+
+    def fail(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ClosedForm, "_store", fail)
+    with pytest.raises(KeyboardInterrupt):
+        learner.partial_fit(*SECOND)
+    assert all_of(learner) == before
+    monkeypatch.undo()
+    assert all_of(learner.partial_fit(*SECOND)) == all_of(closed().partial_fit(*FIRST).partial_fit(*SECOND))
+
+
+@pytest.mark.parametrize("damage", ["missing", "other shape", "other type"])
+def test_sums_that_do_not_fit_the_model_are_refused_in_one_line(tmp_path: Path, damage: str) -> None:
+    learner = closed().partial_fit(*FIRST)
+    content = learner.learnt_model().content()
+    tensors = dict(content.tensors)
+    sums = tensors.pop("statistics.sums")
+    if damage != "missing":
+        tensors["statistics.sums"] = sums[:, :-1].contiguous() if damage == "other shape" else sums.float()
+    model_folder.save(replace(content, tensors=tensors), tmp_path / "model")
+    with pytest.raises(TreeringError, match=r"do not fit the backbone custom: statistics.sums differs"):
+        Learner.load(tmp_path / "model", backbone=TinyFeatures(), device="cpu")
+
+
+def test_images_without_finite_features_are_refused() -> None:
+    class Broken(TinyFeatures):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) / (x.flatten(1).std(1, keepdim=True) * 0) if x.std() else super().forward(x)
+
+    with pytest.raises(TreeringError, match="features that are not finite"):
+        closed(backbone=Broken()).partial_fit(*FIRST)
+
+
+def test_a_closed_form_is_exported_with_its_scaled_features(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    learner = closed(backbone="small").partial_fit(*FIRST)
+    assert learner.export(tmp_path / "model.onnx") < 1e-4
+
+
+def test_the_weights_file_holds_half_of_the_symmetric_matrix(tmp_path: Path) -> None:
+    learner = closed().partial_fit(*FIRST)
+    learner.save(tmp_path / "model")
+    manifest = json.loads((tmp_path / "model" / "manifest.json").read_text())
+    tensors = safetensors.torch.load_file(tmp_path / "model" / manifest["files"]["weights"]["name"])
+    assert tensors["statistics.gram"].shape == (8 * 9 // 2,)
+    statistics = Statistics.of(tensors, 8, 2, CPU)
+    assert torch.equal(statistics.gram, method_of(learner).statistics.gram)  # type: ignore[attr-defined]
+    assert torch.equal(statistics.gram, statistics.gram.T)
+
+
+def test_a_solution_for_a_thousand_classes_takes_moments() -> None:
+    random = torch.Generator().manual_seed(0)
+    x_ND = F.normalize(torch.randn(4000, 64, generator=random))
+    labels_N = torch.arange(1000).repeat(4)
+    statistics = Statistics.empty(64, CPU).added(x_ND, labels_N, 1000)
+    found = solve(statistics, x_ND[:50], labels_N[:50])
+    assert found.weight.shape == (1000, 64)
