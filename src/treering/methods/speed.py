@@ -17,7 +17,7 @@ TIMED_UPDATES = 3
 
 
 def images_per_second(recipe: Recipe, shape: Sequence[int], device: torch.device) -> float:
-    """Return how many blank images C x H x W per second the recipe's network trains on, or sees if it learns nothing."""
+    """Return how many blank images C x H x W per second the network trains on, or sees if it learns nothing."""
     features = backbones.build(recipe.backbone, shape[0], 0, pretrained=False)
     if not methods.find(recipe.method).trains:
         return _seen_per_second(features, shape, device)
