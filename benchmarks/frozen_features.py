@@ -2,11 +2,11 @@
 
     python benchmarks/frozen_features.py --set birds=DIR [--set NAME=DIR[:CLASSES:TRAIN:VAL] …] [--out FILE.json]
 
-DIR has train/<class>/<photo> and val/<class>/<photo>; CLASSES of its classes, TRAIN and VAL photos of each are drawn where
-they are given. treering learns two thirds of the classes and then the others. The baselines see all training photos of
-all classes at once: EfficientNet-Lite0 with its ImageNet weights turns every photo into 1280 numbers at 224 pixels, and
-the nearest class mean, a ridge classifier or a logistic regression tells the classes apart. All in one process, in which
-every method has the same photos, weights and cores.
+DIR has train/<class>/<photo> and val/<class>/<photo>. Where they are given, CLASSES of its classes and TRAIN and VAL
+photos of each are drawn. treering learns two thirds of the classes and then the others. The baselines see all training
+photos of all classes at once: EfficientNet-Lite0 with its ImageNet weights turns every photo into 1280 numbers at 224
+pixels, and the nearest class mean, a ridge classifier or a logistic regression tells the classes apart. All methods have
+the same photos, weights and cores, in one process.
 """
 
 from __future__ import annotations

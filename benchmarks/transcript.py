@@ -149,7 +149,7 @@ def record(birds: Path, commands: list[str]) -> dict[str, Any]:
         for picture in PICTURES:
             shutil.copy(place / picture, pages.DOCS)
     machine = f"{os.cpu_count()} CPU cores, {platform.machine()}"
-    pixels = Recipe.find("photos").augmentation.crop_size
+    pixels = Recipe.find("photos").run.image_size
     found = {"benchmark": "transcript", "commit": commit.stdout.strip(), "machine": machine, "pixels": pixels}
     return found | {"commands": run}
 

@@ -76,9 +76,7 @@ class Printer(Terminal):
             )
         if outcome.new is not None and outcome.old_after is not None:
             self.line(f"  new classes: {outcome.new:.1f} %")
-        self._list(
-            f"{name} was partly forgotten: {was:.0f} % before, {now:.0f} % now" for name, was, now in outcome.forgotten
-        )
+        self._list(f"{name} has fallen from {was:.0f} % to {now:.0f} %" for name, was, now in outcome.forgotten)
 
     def predictions(self, predictions: Iterable[Prediction], as_json: bool, error: Console) -> bool:
         """Print a line for each file as it comes; return whether all could be read."""

@@ -12,6 +12,7 @@ import torch
 
 from treering import methods
 from treering.core import augment
+from treering.core.metrics import interval
 from treering.methods import speed
 from treering.model import Model
 from treering.recipe import Recipe
@@ -71,7 +72,7 @@ class Outcome:
     new: float | None
     """The accuracy on the classes that came with the step."""
     forgotten: list[tuple[str, float, float]]
-    """The known classes that have lost accuracy, the worst first, with the accuracy before and after."""
+    """The known classes that have lost more accuracy than chance explains, the worst first, with before and after."""
     seconds: float
 
     def for_history(self) -> dict[str, float | None]:
@@ -101,7 +102,11 @@ class Outcome:
             return 100 * sum(every) / len(every) if every else None
 
         each = [(name, percent([before[name]]), percent([after[name]])) for name in known if name in before]
-        lost = [(name, was, now) for name, was, now in each if was is not None and now is not None and now < was]
+        lost = [
+            (name, was, now)
+            for name, was, now in each
+            if was is not None and now is not None and now < interval(was, len(before[name]))[0]
+        ]
         return cls(
             images=sum(map(len, after.values())),
             classes=classes,
