@@ -5,8 +5,8 @@
 DIR has train/<class>/<photo> and val/<class>/<photo>. Where they are given, CLASSES of its classes and TRAIN and VAL
 photos of each are drawn. treering learns two thirds of the classes and then the others. The baselines see all training
 photos of all classes at once: EfficientNet-Lite0 with its ImageNet weights turns every photo into 1280 numbers at 224
-pixels, and the nearest class mean, a ridge classifier or a logistic regression tells the classes apart. All methods have
-the same photos, weights and cores, in one process.
+pixels, and the nearest class mean, a ridge classifier or a logistic regression tells the classes apart. All
+methods have the same photos, weights and cores, in one process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from sklearn.preprocessing import Normalizer, StandardScaler
 import treering
 
 PIXELS = 224
-CLASSIFIERS = {
+CLASSIFIERS: dict[str, Callable[[], Any]] = {
     "nearest class mean": lambda: make_pipeline(Normalizer(), NearestCentroid()),
     "ridge classifier": lambda: make_pipeline(Normalizer(), RidgeClassifierCV(np.logspace(-3, 2, 21))),
     "logistic regression": lambda: make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),

@@ -83,8 +83,8 @@ def photo_sets_in_words() -> str:
     words = []
     for name, found in sets.items():
         ours, *others = (run["percent_right_on_val"] for run in found["runs"])
-        words.append(f"{ours:.1f} % on {name} (best of three: {max(others):.1f} %)")
-    return f"In two steps treering is right in {', '.join(words[:-1])}\nand {words[-1]} of test photos.\n"
+        words.append(f"{ours:.1f} % of {name} (they at best {max(others):.1f} %)")
+    return f"Of test photos treering tells right {', '.join(words[:2])},\n{', '.join(words[2:-1])} and {words[-1]}.\n"
 
 
 def parts() -> dict[tuple[Path, str], str]:

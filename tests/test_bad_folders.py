@@ -180,7 +180,7 @@ def test_accents_spelt_in_two_ways_are_one_class(tmp_path: Path) -> None:
 def test_a_name_with_a_line_break_stays_on_one_line_of_an_error(tmp_path: Path, model: Path) -> None:
     command("learn", tmp_path / "model", tmp_path / "two\nlines", *TINY).refused()
     folder = write_photos(tmp_path / "photos", {"two\nlines": 5})
-    command("learn", tmp_path / "model", folder, *TINY).refused("one class only")
+    command("learn", tmp_path / "model", folder, *TINY).refused("one readable class only")
     command("predict", tmp_path / "no\nmodel", folder).refused()
 
 
@@ -205,9 +205,9 @@ def test_labels_with_slashes_are_saved_and_evaluated(tmp_path: Path) -> None:
 
 def test_one_class_only_is_one_line_for_a_new_model_but_not_later(tmp_path: Path, model: Path) -> None:
     folder = write_photos(tmp_path / "photos", {"cat": 3}, seed=9)
-    command("learn", tmp_path / "model", folder, *TINY).refused(str(folder), "one class only, cat")
+    command("learn", tmp_path / "model", folder, *TINY).refused(str(folder), "one readable class only, cat")
     (folder / "dog").mkdir()
-    command("learn", tmp_path / "model", folder, *TINY).refused("one class only, cat")
+    command("learn", tmp_path / "model", folder, *TINY).refused("one readable class only, cat")
     assert not (tmp_path / "model").exists()
     assert command("learn", model, folder, "--dry-run").code == 0
 

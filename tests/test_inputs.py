@@ -450,7 +450,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a memory in words": ({"memory": "many"}, "'many'"),
     "a memory of a fraction": ({"memory": 2.5}, "2.5"),
     "a memory of a truth value": ({"memory": True}, "True"),
-    "no memory at all": ({"memory": 0}, "not 0"),
+    "no memory at all": ({"memory": 0}, "eeil cannot learn without exemplars"),
     "a negative memory": ({"memory": -3}, "not -3"),
     "a text as seed": ({"seed": "lucky"}, "'lucky'"),
     "no seed": ({"seed": None}, "None"),
@@ -462,7 +462,7 @@ def test_bad_settings_are_refused_at_the_first_step(settings: dict[str, Any], fr
     rejected(tiny_learner(**settings), lambda learner: learner.partial_fit(IMAGES, LABELS), fragment)
 
 
-@pytest.mark.parametrize("budget", [{"size": 0}, {"kind": "per-class", "size": -1}])
+@pytest.mark.parametrize("budget", [{"size": -2}, {"kind": "per-class", "size": -1}])
 def test_a_budget_without_room_cannot_be_made(budget: dict[str, Any]) -> None:
     with pytest.raises(TreeringError, match=str(budget["size"])):
         Budget(**budget)

@@ -15,7 +15,7 @@ from treering.version import __version__
 
 if TYPE_CHECKING:
     from treering.learner import Learner, Progress
-    from treering.photos import learn
+    from treering.photos.learn import learn
     from treering.storage.model_folder import undo
 
 __all__ = [

@@ -38,7 +38,7 @@ class Statistics:
     def empty(cls, features: int, device: torch.device) -> Statistics:
         """Return the sums over no image of no class."""
         zeros = torch.zeros(features, features, dtype=torch.float64, device=device)
-        return cls(zeros, zeros[:0], zeros[:0, 0])
+        return cls(zeros, zeros[:0], zeros.new_zeros(0))
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], features: int, classes: int, device: torch.device) -> Statistics:

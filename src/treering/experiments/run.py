@@ -190,6 +190,10 @@ class StreamRun(Watcher):
             torch.cuda.current_stream().synchronize()
         self._tick("construction of training sets")
 
+    def passed(self, images: int) -> None:
+        self._tick("features")
+        self.record.image_passes += images
+
     def epoch(self, report: EpochReport) -> None:
         self._tick(report.stage)
         self.record.image_passes += report.image_passes
