@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import run_helper
 import safetensors.torch
 import torch
 from conftest import TinyFeatures, examples, method_of, state_of, tiny_learner
 from torch.nn import functional as F
 
 from treering import Budget, Learner, TreeringError
+from treering.core import backbones
 from treering.core.closed_form import PENALTIES, Statistics, solve
+from treering.experiments.run import StreamRun
 from treering.methods import ClosedForm, closed_form
 from treering.storage import model_folder
 
@@ -167,6 +170,16 @@ def test_images_without_finite_features_are_refused() -> None:
 
     with pytest.raises(TreeringError, match="features that are not finite"):
         closed(backbone=Broken()).partial_fit(*FIRST)
+
+
+def test_a_run_takes_the_image_passes_that_were_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(backbones.BACKBONES, "tiny", TinyFeatures)
+    recipe = replace(run_helper.TINY, method="closed-form", memory=Budget("per-class", 3))
+    run = StreamRun(recipe, run_helper.tiny_images(), tmp_path)
+    result = run()
+    # Three steps of two classes with six images; three exemplars of each class known before are asked, too.
+    assert result["image_passes"] == run.image_passes_planned == 12 + (12 + 6) + (12 + 12)
+    assert result["accuracy"][0] > 50
 
 
 def test_a_closed_form_is_exported_with_its_scaled_features(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ class ClosedForm(Method):
         self.left_out = LeftOut(before, _by_class(solution.left_out, at_hand))
         self._store(step, new)
 
+    def prepare(self, images: int) -> None:
+        """Prepare nothing: no update is captured, since nothing is trained."""
+
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         """Return the cross-entropy over all heads, which nothing trains with."""
         return F.cross_entropy(logits_NC, labels_N)
