@@ -214,7 +214,7 @@ IMAGE_FORMS: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # test_inputs.py has a test of its own
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # test_arrays.py has a test of its own
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("form", IMAGE_FORMS.values(), ids=IMAGE_FORMS)
 def test_the_same_images_in_another_form_teach_and_predict_the_same(
