@@ -24,8 +24,8 @@ from treering.core.trainer import Trainer
 from treering.core.update import TrainingSet
 from treering.experiments import run as runner
 from treering.experiments.run import StreamRun
-from treering.learner import Progress
 from treering.methods import METHODS
+from treering.progress import Progress
 from treering.recipe import Run
 
 DRAWN = Augmentation(kind="crop-mirror", padding=1)

@@ -14,8 +14,9 @@ from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Schedule
 from treering.version import __version__
 
 if TYPE_CHECKING:
-    from treering.learner import Learner, Progress
+    from treering.learner import Learner
     from treering.photos.learn import learn
+    from treering.progress import Progress
     from treering.storage.model_folder import undo
 
 __all__ = [
@@ -35,7 +36,7 @@ __all__ = [
 
 _WITH_TORCH = {
     "Learner": "learner",
-    "Progress": "learner",
+    "Progress": "progress",
     "learn": "photos.learn",
     "undo": "storage.model_folder",
 }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +16,7 @@ from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.experiments import MOST_AT_ONCE
 from treering.recipe import MOST_ORDERS, Recipe
 from treering.runtime import allocator
-from treering.terminal import Bars, Terminal
+from treering.terminal import Bars, Terminal, interruptible, print_error
 
 app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
 console = Console(emoji=False)
@@ -51,7 +49,7 @@ def demo(
     """Learn ten digits in five steps, with and without forgetting, and draw the accuracy."""
     from treering import demo as digits_demo
 
-    with _interruptible():
+    with interruptible():
         digits_demo.run(console, out, order)
 
 
@@ -120,7 +118,7 @@ def report(
     """Make tables beside the paper's, figures and one self-contained HTML page from result files."""
     from treering.report import build as experiments_report
 
-    with _interruptible():
+    with interruptible():
         files = experiments_report.write(results, out)
     Terminal(console).line(f"{len(files)} files; open {(out / 'index.html').resolve()}")
 
@@ -132,13 +130,13 @@ def _run(recipes: list[Recipe], data: Path, results: Path, download: bool, devic
     from treering.runtime.device import find_device
 
     place = scheduler.Place(data, results, find_device(device), download)
-    with _interruptible("interrupted; run the same command again to go on from the last saved state"):
+    with interruptible("interrupted; run the same command again to go on from the last saved state"):
         with RunDisplay(console, [run_name(recipe) for recipe in recipes]) as display:
             outcomes = scheduler.run_all(recipes, place, at_once, display)
         show_results(console, outcomes, results)
     errors = scheduler.failures(outcomes)
     for error in errors:
-        _print_error(error)
+        print_error(error)
     if errors:
         sys.exit(2)
 
@@ -201,7 +199,7 @@ def learn(
         where = "to go on from the last saved state" if saved else "to begin the step again"
         return f"interrupted; {model} is as it was: run the same command again {where}"
 
-    with _interruptible(interrupted), Bars(console) as bars:
+    with interruptible(interrupted), Bars(console) as bars:
         outcome = photos.learn(
             model,
             folder,
@@ -234,7 +232,7 @@ def predict(
     from treering.learner import Learner
     from treering.photos.console import Printer
 
-    with _interruptible():
+    with interruptible():
         loaded = Learner.load(model, device=device).learnt_model()
         found = evaluation.predictions(loaded, evaluation.files_in(inputs), top)
         good = Printer(console).predictions(found, as_json, Console(stderr=True))
@@ -256,7 +254,7 @@ def evaluate(
 
     if picture:
         evaluation.require_drawing(picture)
-    with _interruptible():
+    with interruptible():
         result = Learner.load(model, device=device).evaluate(folder)
         printer = Printer(console)
         printer.evaluation(result)
@@ -295,7 +293,7 @@ def export(
     from treering.learner import Learner
 
     require_name(out)
-    with _interruptible():
+    with interruptible():
         difference = Learner.load(model, device="cpu").export(out)
     Terminal(console).line(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB; differs from the model by {difference:.1g} at most"
@@ -310,21 +308,6 @@ def undo(model: ModelPath) -> None:
     model_folder.undo(model)
     classes = manifest.read(model)["classes"]
     Terminal(console).line(f"{model} knows {len(classes)} classes again: {', '.join(map(str, classes))}")
-
-
-@contextlib.contextmanager
-def _interruptible(message: str | Callable[[], str] = "interrupted") -> Iterator[None]:
-    """Have Ctrl-C print `message` and exit with code 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _print_error(message() if callable(message) else message)
-        sys.exit(130)
-
-
-def _print_error(message: object) -> None:
-    text = " ".join(str(message).encode("utf-8", "replace").decode().splitlines())
-    Console(stderr=True, soft_wrap=True).print(f"treering: {text}", markup=False, highlight=False, emoji=False)
 
 
 def _usage(error: Any) -> str:
@@ -345,15 +328,15 @@ def main() -> None:
             raise TreeringError("an argument is empty: check that its variable is set")
         code = app(prog_name="treering", standalone_mode=False)
     except TreeringError as error:
-        _print_error(error)
+        print_error(error)
     except UsageError as error:
-        _print_error(_usage(error))
+        print_error(_usage(error))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        _print_error(OUT_OF_MEMORY)
+        print_error(OUT_OF_MEMORY)
     except OSError as error:
-        _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
+        print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
     else:
         sys.exit(code or 0)
     sys.stdout = None  # Python would flush it on exit, and its disk may be full

@@ -20,6 +20,7 @@ from treering.core import metrics
 from treering.data import digits
 from treering.data.stream import Dataset, class_order, split_steps
 from treering.errors import TreeringError
+from treering.progress import Progress as StepProgress
 from treering.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Outcome:
 
 
 def learn_digits(
-    dataset: Dataset, recipe: Recipe, order: int, progress: Callable[[learner.Progress], None] | None = None
+    dataset: Dataset, recipe: Recipe, order: int, progress: Callable[[StepProgress], None] | None = None
 ) -> Outcome:
     """Teach the ten digits in five steps by the recipe's method."""
     model = learner.Learner(recipe=recipe, seed=order, progress=progress)
@@ -85,7 +86,7 @@ def run(console: Console, out: Path, order: int) -> None:
             bar = bars.add_task(TITLES[name], total=epochs[name], rate="")
             begun, passes = time.perf_counter(), 0
 
-            def show(now: learner.Progress, bar: TaskID = bar, begun: float = begun, name: str = name) -> None:
+            def show(now: StepProgress, bar: TaskID = bar, begun: float = begun, name: str = name) -> None:
                 nonlocal passes
                 passes += now.image_passes
                 where = f"{TITLES[name]:17} step {now.step}/{len(steps)} {now.stage:8} epoch {now.epoch}/{now.epochs}"

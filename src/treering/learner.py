@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -22,10 +22,11 @@ from torch import nn
 
 from treering import evaluation, model, session
 from treering import export as exporting
-from treering.core.trainer import EpochReport, InFlight, Watcher
+from treering.core.trainer import InFlight, Watcher
 from treering.errors import TreeringError
 from treering.images import arrays, given
 from treering.model import Model
+from treering.progress import Progress, Reporter
 from treering.recipe import Budget, Recipe
 from treering.runtime.device import find_device
 from treering.runtime.gate import Gate
@@ -33,22 +34,6 @@ from treering.runtime.pixels import Images
 from treering.storage import model_folder
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a `partial_fit` has come; the learner's `progress` function gets it after each epoch."""
-
-    step: int
-    """The number of the step, from 1."""
-    stage: str
-    epoch: int
-    """The number of the epoch within the stage, from 1."""
-    epochs: int
-    image_passes: int
-    """The number of images that passed through the network in this epoch."""
-    loss: float
-    """The mean loss over the epoch."""
 
 
 class NotLearntError(TreeringError, AttributeError):
@@ -157,7 +142,7 @@ class Learner:
     @property
     def classes_(self) -> np.ndarray:
         """The classes learnt so far, sorted as scikit-learn's tools expect; `history_` has them by step."""
-        return _label_array(self.learnt_model().sorted_classes())
+        return arrays.label_array(self.learnt_model().sorted_classes())
 
     @property
     def history_(self) -> list[dict[str, Any]]:
@@ -244,7 +229,7 @@ class Learner:
                 number,
                 before.seed,
                 resume=resume,
-                watcher=_Reporter(number, self.progress, watcher or Watcher()),
+                watcher=Reporter(number, self.progress, watcher or Watcher()),
                 memory_size=budget.size,
                 commit=commit,
             )
@@ -360,34 +345,3 @@ class Learner:
         if self._model:
             return self._model.image_shape[1], self._model.image_shape[0]
         return self.resolved_recipe().run.image_size, 3
-
-
-class _Reporter(Watcher):
-    """Tells every epoch to another watcher first, and then to the learner's `progress` function."""
-
-    def __init__(self, step: int, progress: Callable[[Progress], None] | None, first: Watcher) -> None:
-        self.step, self.progress, self.first = step, progress, first
-
-    def ready(self) -> None:
-        self.first.ready()
-
-    def passed(self, images: int) -> None:
-        self.first.passed(images)
-
-    def epoch(self, report: EpochReport) -> None:
-        self.first.epoch(report)
-        logger.debug("%s epoch %d/%d: loss %.4f", report.stage, report.epoch, report.epochs, report.mean_loss)
-        if self.progress is not None:
-            passes, loss = report.image_passes, report.mean_loss
-            self.progress(Progress(self.step, report.stage, report.epoch, report.epochs, passes, loss))
-
-
-def _label_array(labels: list[Hashable]) -> np.ndarray:
-    """Return labels as a NumPy array of one dimension: texts or numbers where NumPy keeps them, else objects."""
-    if type(labels[0]) in (str, int, float, bool):
-        plain = np.array(labels)
-        if [(type(label), label) for label in plain.tolist()] == [(type(label), label) for label in labels]:
-            return plain
-    array = np.empty(len(labels), dtype=object)
-    array[:] = labels
-    return array

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -47,3 +51,19 @@ class Bars:
         if what not in self.tasks:
             self.tasks[what] = self.progress.add_task(what, total=total)
         self.progress.update(self.tasks[what], completed=done, total=total)
+
+
+@contextlib.contextmanager
+def interruptible(message: str | Callable[[], str] = "interrupted") -> Iterator[None]:
+    """Have Ctrl-C print `message` and exit with code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_error(message() if callable(message) else message)
+        sys.exit(130)
+
+
+def print_error(message: object) -> None:
+    """Print an error in one line."""
+    text = " ".join(str(message).encode("utf-8", "replace").decode().splitlines())
+    Console(stderr=True, soft_wrap=True).print(f"treering: {text}", markup=False, highlight=False, emoji=False)

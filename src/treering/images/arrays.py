@@ -130,6 +130,17 @@ def as_labels(labels: Any) -> list[Hashable]:
     return names
 
 
+def label_array(labels: list[Hashable]) -> np.ndarray:
+    """Return labels as a NumPy array of one dimension: texts or numbers where NumPy keeps them, else objects."""
+    if type(labels[0]) in (str, int, float, bool):
+        plain = np.array(labels)
+        if [(type(label), label) for label in plain.tolist()] == [(type(label), label) for label in labels]:
+            return plain
+    array = np.empty(len(labels), dtype=object)
+    array[:] = labels
+    return array
+
+
 def one_type(labels: Sequence[Hashable], known: Sequence[Hashable]) -> None:
     """Raise unless all labels have the type of the `known` ones or, if none is known, of each other."""
     expected = type(next(iter(known or labels), None))
