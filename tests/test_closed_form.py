@@ -46,7 +46,7 @@ def test_every_image_is_left_out_in_earnest(labels: list[int], size: int, seed: 
     x, y = x_ND.numpy(), labels_N.numpy()
     for index in range(len(labels)):
         others = np.arange(len(labels)) != index
-        wanted = discriminants(x[others], y[others], 4, found.penalty, x[index : index + 1])[0]
+        wanted = discriminants(x[others], y[others], 4, found.setting.penalty, x[index : index + 1])[0]
         np.testing.assert_allclose(found.left_out[index].numpy(), wanted, rtol=1e-6, atol=1e-6)
 
 
@@ -54,7 +54,7 @@ def test_the_solution_is_that_of_linear_discriminants() -> None:
     x_ND, labels_N = features_of([0, 1, 2] * 6 + [0] * 5, 7, 1)
     asked, _ = features_of([0, 1, 2] * 3, 7, 2)
     found = solve(statistics_of(x_ND, labels_N, 3), x_ND, labels_N)
-    wanted = discriminants(x_ND.numpy(), labels_N.numpy(), 3, found.penalty, asked.numpy())
+    wanted = discriminants(x_ND.numpy(), labels_N.numpy(), 3, found.setting.penalty, asked.numpy())
     np.testing.assert_allclose((asked @ found.weight.T + found.bias).numpy(), wanted, rtol=1e-8)
     probabilities = found.log_probabilities(asked).exp()
     assert torch.allclose(probabilities.sum(1), torch.ones(9, dtype=torch.float64))
@@ -71,20 +71,66 @@ def test_the_order_of_steps_makes_no_difference() -> None:
     assert torch.equal(at_once.counts, in_steps.counts)
 
 
+def smoothed_loss(scores: np.ndarray, labels: np.ndarray, temperature: float) -> float:
+    """The cross-entropy that the choice is made by: each class counts alike, and labels are smoothed."""
+    classes, total, weights = scores.shape[1], 0.0, 0.0
+    for row, label in zip(scores, labels, strict=True):
+        weight = 1 / (labels == label).sum()
+        told = temperature * row - np.log(np.exp(temperature * (row - row.max())).sum()) - temperature * row.max()
+        share = closed_form.SMOOTHING / classes
+        each = np.array([1 / max((labels == other).sum(), 1) for other in range(classes)])
+        total -= (1 - closed_form.SMOOTHING) * weight * told[label] + share * (each * told).sum()
+        weights += weight
+    return total / weights
+
+
 def test_penalty_and_temperature_are_the_best_for_images_left_out() -> None:
-    x_ND, labels_N = features_of([0, 1, 2] * 7, 8, 4)
+    x_ND, labels_N = features_of([0, 1, 2] * 5 + [0] * 6, 8, 4)
     found = solve(statistics_of(x_ND, labels_N, 3), x_ND, labels_N)
-    x, y, losses = x_ND.numpy(), labels_N.numpy(), {}
+    x, y, losses = x_ND.numpy(), labels_N.numpy(), []
     for penalty in closed_form.PENALTIES[::3]:
-        scores = [
-            discriminants(x[np.arange(21) != index], y[np.arange(21) != index], 3, penalty, x[index : index + 1])[0]
-            for index in range(21)
-        ]
-        for temperature in closed_form.TEMPERATURES[::3]:
-            told = torch.from_numpy(temperature * np.array(scores)).log_softmax(1)
-            losses[penalty, temperature] = -float(told.gather(1, labels_N[:, None]).mean())
-    own = (found.temperature * found.left_out).log_softmax(1).gather(1, labels_N[:, None])
-    assert -float(own.mean()) <= min(losses.values()) + 1e-9
+        others = [np.arange(21) != index for index in range(21)]
+        left_out = [discriminants(x[part], y[part], 3, penalty, x[~part])[0] for part in others]
+        losses += [smoothed_loss(np.array(left_out), y, one) for one in closed_form.TEMPERATURES[::3]]
+    own = smoothed_loss(found.left_out.numpy(), y, found.setting.temperature)
+    assert own <= min(losses) + 1e-9
+
+
+def test_features_that_tell_nothing_are_left_aside() -> None:
+    x_ND, labels_N = features_of([0, 1, 2] * 9, 5, 7)
+    noise_ND = torch.from_numpy(np.random.RandomState(8).normal(0, 3, (27, 12)))
+    both_ND = torch.cat([noise_ND, x_ND], 1)
+    found = solve(statistics_of(both_ND, labels_N, 3), both_ND, labels_N, [slice(-5, None), slice(None)])
+    assert found.setting.choice == 0
+    assert not found.weight[:, :12].any()
+    alone = solve(statistics_of(x_ND, labels_N, 3), x_ND, labels_N)
+    assert torch.allclose(found.weight[:, 12:], alone.weight)
+    assert torch.allclose(found.left_out, alone.left_out)
+
+
+def test_a_few_images_do_not_change_the_setting() -> None:
+    x_ND, labels_N = features_of([0, 1, 2, 3, 4] * 8, 6, 9)
+    statistics = statistics_of(x_ND, labels_N, 5)
+    before = solve(statistics, x_ND, labels_N).setting
+    one_class = labels_N == 4
+    assert solve(statistics, x_ND[one_class], labels_N[one_class], before=before).setting == before
+    assert solve(statistics, x_ND[one_class], labels_N[one_class]).setting == closed_form.USUAL
+
+
+def test_no_more_images_than_so_many_choose_and_all_classes_have_a_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closed_form, "MOST_CHOSEN_BY", 6)
+    labels_N = torch.tensor([0] * 50 + [1] * 3 + [2])
+    x_ND, _ = features_of(labels_N.tolist(), 4, 10)
+    some = closed_form._to_choose_by(statistics_of(x_ND, labels_N, 3), labels_N)
+    assert labels_N[some].tolist() == [0, 0, 1, 1], "the only image of a class cannot be left out"
+
+
+def test_equal_images_give_finite_numbers() -> None:
+    x_ND, labels_N = features_of([0, 1], 4, 11)
+    twice_ND, labels_N = torch.cat([x_ND, x_ND]), torch.cat([labels_N, labels_N])
+    found = solve(statistics_of(twice_ND, labels_N, 2), twice_ND, labels_N)
+    assert found.left_out.isfinite().all()
+    assert found.log_probabilities(twice_ND).argmax(1).tolist() == labels_N.tolist()
 
 
 def test_a_class_with_a_single_image_is_solved_too() -> None:

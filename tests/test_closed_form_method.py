@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from treering import Budget, Learner, TreeringError
 from treering.core import backbones
-from treering.core.closed_form import PENALTIES, Statistics, solve
+from treering.core.closed_form import PENALTIES, Statistics
 from treering.experiments.run import StreamRun
 from treering.methods import ClosedForm, closed_form
+from treering.photos.plan import Outcome
 from treering.storage import model_folder
 
 CPU = torch.device("cpu")
@@ -199,10 +200,39 @@ def test_the_weights_file_holds_half_of_the_symmetric_matrix(tmp_path: Path) -> 
     assert torch.equal(statistics.gram, statistics.gram.T)
 
 
-def test_a_solution_for_a_thousand_classes_takes_moments() -> None:
-    random = torch.Generator().manual_seed(0)
-    x_ND = F.normalize(torch.randn(4000, 64, generator=random))
-    labels_N = torch.arange(1000).repeat(4)
-    statistics = Statistics.empty(64, CPU).added(x_ND, labels_N, 1000)
-    found = solve(statistics, x_ND[:50], labels_N[:50])
-    assert found.weight.shape == (1000, 64)
+def test_an_image_is_summed_once_however_often_it_is_shown() -> None:
+    learner = closed(memory=Budget("per-class", 0)).partial_fit(*FIRST)
+    images, names = np.concatenate([FIRST[0], SECOND[0], SECOND[0]]), FIRST[1] + SECOND[1] + SECOND[1]
+    learner.partial_fit(images, names)
+    assert method_of(learner).statistics.counts.tolist() == [10, 6, 5]  # type: ignore[attr-defined]
+    before = all_of(learner)
+    with pytest.raises(TreeringError, match="every one of these images was learnt before"):
+        learner.partial_fit(*FIRST)
+    assert all_of(learner) == before
+
+
+def test_the_only_image_of_a_class_is_not_told_by_itself() -> None:
+    learner = closed().partial_fit(*examples({"cat": 4, "dog": 4, "owl": 1}))
+    told = method_of(learner).left_out
+    assert told is not None
+    assert set(told.after) == {0, 1}
+
+
+def test_a_new_class_leaves_the_setting_when_no_image_is_kept() -> None:
+    learner = closed(memory=Budget("per-class", 0)).partial_fit(*FIRST)
+    setting = method_of(learner).setting  # type: ignore[attr-defined]
+    learner.partial_fit(*examples({"owl": 4}, seed=5))
+    assert method_of(learner).setting == setting  # type: ignore[attr-defined]
+    learner.partial_fit(*examples({"owl": 3, "cat": 3, "dog": 3}, seed=6))
+    assert sum(method_of(learner).statistics.counts.tolist()) == 13 + 4 + 9  # type: ignore[attr-defined]
+
+
+def test_a_model_without_images_is_exported_and_checked_on_noise(tmp_path: Path) -> None:
+    learner = closed(backbone="small", memory=Budget("per-class", 0)).partial_fit(*FIRST)
+    assert learner.export(tmp_path / "model.pt2") < 1e-4
+
+
+def test_old_classes_are_compared_on_the_same_photos_before_and_after() -> None:
+    right = {"cat": [True, False]}
+    outcome = Outcome.of(2, ["cat"], right, {"cat": [True, True]}, {"cat": [True, True, False, False]}, True, 1.0)
+    assert (outcome.old_before, outcome.old_after, outcome.accuracy) == (50.0, 100.0, 50.0)

@@ -21,7 +21,9 @@ PENALTIES = tuple(torch.logspace(-3, 2, 26, dtype=torch.float64).tolist())
 TEMPERATURES = tuple(torch.logspace(-0.5, 3.5, 41, dtype=torch.float64).tolist())
 """What is tried as the factor of the scores before the softmax."""
 MOST_CHOSEN_BY = 2000
-"""The most images by which penalty and temperature are chosen."""
+"""The most images by which features, penalty and temperature are chosen."""
+SMOOTHING = 0.01
+"""The share of each label that is spread over all classes when a temperature is chosen."""
 
 
 @dataclass(frozen=True)
@@ -83,60 +85,94 @@ class Statistics:
         return self.gram - self.sums.T @ self.means
 
 
+class Setting(NamedTuple):
+    """What is chosen by images at hand that are left out."""
+
+    choice: int
+    """The number of the features that serve."""
+    penalty: float
+    temperature: float
+
+
+USUAL = Setting(0, 0.4, 60.0)
+"""What serves until enough images are at hand to choose by."""
+
+
 class Solution(NamedTuple):
     """Linear scores, whose softmax after multiplication by the temperature gives probabilities."""
 
     weight: Tensor
     bias: Tensor
-    temperature: float
-    penalty: float
+    setting: Setting
     left_out: Tensor
-    """The scores of the images at hand by all others."""
+    """The scores of the images at hand by all others; meaningless for an image that is the only one of its class."""
 
     def log_probabilities(self, features_ND: Tensor) -> Tensor:
         """Return N x classes."""
         scores_NC = features_ND.double() @ self.weight.T + self.bias
-        return (self.temperature * scores_NC).log_softmax(1)
+        return (self.setting.temperature * scores_NC).log_softmax(1)
 
 
 def solve(
-    statistics: Statistics, features_ND: Tensor, labels_N: Tensor, choices: Sequence[slice] = (slice(None),)
+    statistics: Statistics,
+    features_ND: Tensor,
+    labels_N: Tensor,
+    choices: Sequence[slice] = (slice(None),),
+    before: Setting = USUAL,
 ) -> Solution:
     """Solve for all images of the statistics.
 
     Which of the `choices` of features serves, penalty and temperature suit the images at hand, which are among those of
-    the statistics. Images that are the only one of their class cannot be left out, and do not count for that.
+    the statistics: each is told by all others, and each class counts alike. If images of fewer than half of the classes
+    can be left out, the setting stays as it was `before`.
     """
-    best = min((_solved(statistics, features_ND, labels_N, chosen) for chosen in choices), key=lambda found: found[0])
-    return best[1]
+    some = _to_choose_by(statistics, labels_N)
+    parts = {number: _in_own_directions(statistics, features_ND, chosen) for number, chosen in enumerate(choices)}
+    setting = before if before.choice in parts else USUAL
+    if 2 * len(labels_N[some].unique()) >= len(statistics.counts):
+        counts_N, tried = statistics.counts[labels_N[some]], []
+        for number, (values_D, _, x_ND, means_CD) in parts.items():
+            for penalty in PENALTIES:
+                scores_NC = _left_out(x_ND[some], labels_N[some], means_CD, counts_N, 1 / (values_D + penalty))
+                loss, temperature = _best_temperature(scores_NC, labels_N[some])
+                tried.append((loss, Setting(number, penalty, temperature)))
+        setting = min(tried)[1]
+    values_D, vectors_DD, x_ND, means_CD = parts[setting.choice]
+    inverse_D = 1 / (values_D + setting.penalty)
+    left_out_NC = _left_out(x_ND, labels_N, means_CD, statistics.counts[labels_N], inverse_D)
+    scaled_CD, weight_CD = means_CD * inverse_D, torch.zeros_like(statistics.sums)
+    weight_CD[:, choices[setting.choice]] = scaled_CD @ vectors_DD.T
+    return Solution(weight_CD, -0.5 * (scaled_CD * means_CD).sum(1), setting, left_out_NC)
 
 
-def _solved(statistics: Statistics, features_ND: Tensor, labels_N: Tensor, chosen: slice) -> tuple[float, Solution]:
-    """Return the loss of images left out, and the solution by the chosen features alone; others have weight 0."""
-    means_CD, counts_N = statistics.means[:, chosen], statistics.counts[labels_N]
+def _to_choose_by(statistics: Statistics, labels_N: Tensor) -> Tensor:
+    """Return the images that can be left out, at most so many of each class that there are `MOST_CHOSEN_BY` in all."""
+    order_N = labels_N.argsort(stable=True)
+    sizes = labels_N.bincount(minlength=len(statistics.counts))
+    place_N = torch.empty_like(order_N)
+    place_N[order_N] = torch.arange(len(order_N), device=order_N.device) - (sizes.cumsum(0) - sizes)[labels_N[order_N]]
+    most = max(1, MOST_CHOSEN_BY // len(statistics.counts))
+    return ((statistics.counts[labels_N] > 1) & (place_N < most)).nonzero()[:, 0]
+
+
+def _in_own_directions(
+    statistics: Statistics, features_ND: Tensor, chosen: slice
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the scatter's values and directions for the chosen features, and features and means along these."""
     values_D, vectors_DD = torch.linalg.eigh(statistics.scatter[chosen, chosen])
-    values_D = values_D.clamp_min(0)
-    x_ND, means_CD = features_ND[:, chosen].double() @ vectors_DD, means_CD @ vectors_DD
-    some = (counts_N > 1).nonzero()[:, 0]
-    some = some[:: -(-len(some) // MOST_CHOSEN_BY) or 1]
-    tried = []
-    for penalty in PENALTIES:
-        scores = _left_out(x_ND[some], labels_N[some], means_CD, counts_N[some], 1 / (values_D + penalty))
-        tried.append((*_best_temperature(scores, labels_N[some]), penalty))
-    loss, temperature, penalty = min(tried)
-    left_out_NC = _left_out(x_ND, labels_N, means_CD, counts_N, 1 / (values_D + penalty))
-    scaled_CD = means_CD / (values_D + penalty)
-    bias_C = -0.5 * (scaled_CD * means_CD).sum(1)
-    weight_CD = torch.zeros_like(statistics.sums)
-    weight_CD[:, chosen] = scaled_CD @ vectors_DD.T
-    return loss, Solution(weight_CD, bias_C, temperature, penalty, left_out_NC)
+    x_ND, means_CD = features_ND[:, chosen].double() @ vectors_DD, statistics.means[:, chosen] @ vectors_DD
+    return values_D.clamp_min(0), vectors_DD, x_ND, means_CD
 
 
 def _best_temperature(scores_NC: Tensor, labels_N: Tensor) -> tuple[float, float]:
-    """Return the least cross-entropy that a temperature gives, and the temperature."""
+    """Return the least cross-entropy that a temperature gives, and the temperature.
+
+    The labels are smoothed, so that images which are all told right do not ask for ever higher temperatures.
+    """
+    weight_C = 1 / labels_N.bincount(minlength=scores_NC.shape[1]).clamp_min(1).to(scores_NC.dtype)
     losses = {
-        float(F.cross_entropy(temperature * scores_NC, labels_N)) if len(labels_N) else 0.0: temperature
-        for temperature in reversed(TEMPERATURES)
+        float(F.cross_entropy(temperature * scores_NC, labels_N, weight_C, label_smoothing=SMOOTHING)): temperature
+        for temperature in TEMPERATURES
     }
     return min(losses), losses[min(losses)]
 
@@ -155,7 +191,8 @@ def _left_out(x_ND: Tensor, labels_N: Tensor, means_CD: Tensor, counts_N: Tensor
     d_mean_NC = x_mean_NC - mean_mean_CC[labels_N]
     d_x_N = x_x_N - x_mean_NC[own]
     d_d_N = d_x_N - d_mean_NC[own]
-    gain_N = 1 / ((rest_N / counts_N) - d_d_N)  # of the inverse, by Sherman and Morrison
+    # By Sherman and Morrison; positive but for rounding, where an image's features were summed on another machine.
+    gain_N = 1 / (rest_N / counts_N - d_d_N).clamp_min(1e-6)
     x_mean_NC = x_mean_NC + gain_N[:, None] * d_x_N[:, None] * d_mean_NC
     squares_NC = mean_mean_CC.diagonal() + gain_N[:, None] * d_mean_NC.square()
     stretch_N = 1 + gain_N * d_d_N

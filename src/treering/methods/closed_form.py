@@ -6,14 +6,16 @@ step takes seconds, the order of steps makes no difference, nothing is forgotten
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from treering.core import selection
-from treering.core.closed_form import Statistics, solve
+from treering.core.closed_form import USUAL, Setting, Solution, Statistics, solve
 from treering.core.network import IncrementalNetwork
 from treering.errors import TreeringError
 from treering.methods.base import LeftOut, Method, Step
@@ -22,6 +24,8 @@ from treering.recipe import Recipe
 from treering.runtime import pixels
 from treering.runtime.pixels import Images
 
+OWN = ("statistics.setting", "statistics.images")
+"""The names of what is saved beside the sums."""
 MOST_EXEMPLARS_ASKED = 512
 """The most exemplars that are told by all other images: more would cost a step time by the old images, not the new."""
 
@@ -36,9 +40,13 @@ class ClosedForm(Method):
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)
         self.statistics = Statistics.empty(network.feature_size, network.device)
+        self.setting = USUAL
+        self.summed: set[int] = set()
+        """A hash of class and pixels of every image in the statistics, so that none is summed twice."""
 
     def learn_step(self, step: Step) -> None:
         self.require_room(step)
+        step = self._not_summed_yet(step)
         new = {label: self._unit_features(images) for label, images in step.by_class().items()}
         old = {label: self._unit_features(images) for label, images in self._asked().items()}
         if not all(part.isfinite().all() for part in (*new.values(), *old.values())):
@@ -48,11 +56,12 @@ class ClosedForm(Method):
             self.network.add_head(step.new_classes, self.generator)
         self.statistics = self.statistics.added(*_stacked(new), self.network.classes)
         at_hand = {label: torch.cat([part[label] for part in (old, new) if label in part]) for label in old | new}
-        solution = solve(self.statistics, *_stacked(at_hand), self._choices())
+        solution = solve(self.statistics, *_stacked(at_hand), self._choices(), self.setting)
+        self.setting = solution.setting
         with torch.no_grad():
-            self.network.weight[: self.network.classes] = solution.temperature * solution.weight.float()
-            self.network.bias[: self.network.classes] = solution.temperature * solution.bias.float()
-        self.left_out = LeftOut(before, _by_class(solution.left_out, at_hand))
+            self.network.weight[: self.network.classes] = self.setting.temperature * solution.weight.float()
+            self.network.bias[: self.network.classes] = self.setting.temperature * solution.bias.float()
+        self.left_out = LeftOut(before, self._right_by_class(solution, at_hand))
         self._store(step, new)
 
     def prepare(self, images: int) -> None:
@@ -71,12 +80,30 @@ class ClosedForm(Method):
         return [StagePlan(images, images)]
 
     def tensors(self) -> dict[str, Tensor]:
-        return super().tensors() | self.statistics.tensors()
+        own = torch.tensor(self.setting, dtype=torch.float64), torch.tensor(sorted(self.summed), dtype=torch.int64)
+        return super().tensors() | self.statistics.tensors() | dict(zip(OWN, own, strict=True))
 
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        own = {name: tensors[name] for name in Statistics.NAMES if name in tensors}
+        own = {name: tensors[name] for name in (*Statistics.NAMES, *OWN) if name in tensors}
         super().load_tensors(head_sizes, {name: tensor for name, tensor in tensors.items() if name not in own})
         self.statistics = Statistics.of(own, self.network.feature_size, self.network.classes, self.network.device)
+        if not all(name in own for name in OWN) or own[OWN[0]].shape != (3,):
+            raise ValueError(f"{OWN[0]} differs")
+        choice, penalty, temperature = own[OWN[0]].tolist()
+        self.setting, self.summed = Setting(int(choice), penalty, temperature), set(own[OWN[1]].tolist())
+
+    def _not_summed_yet(self, step: Step) -> Step:
+        """Leave out images that the statistics have already; others could be told by their own copies."""
+        rows = []
+        for row, (label, digest) in enumerate(zip(step.labels.tolist(), pixels.digests(step.images), strict=True)):
+            key = int.from_bytes(hashlib.sha256(b"%d %b" % (label, digest)).digest()[:8], signed=True)
+            if key not in self.summed:
+                self.summed.add(key)
+                rows.append(row)
+        if not rows:
+            raise TreeringError("every one of these images was learnt before: give others")
+        chosen = torch.tensor(rows, device=step.labels.device)
+        return replace(step, images=step.images[chosen], labels=step.labels[chosen])
 
     def _choices(self) -> list[slice]:
         """Return which features may serve: all, or the network's last ones alone."""
@@ -87,7 +114,14 @@ class ClosedForm(Method):
         """Tell for each of these images, which the statistics hold, whether all others tell it right."""
         if not features:
             return {}
-        return _by_class(solve(self.statistics, *_stacked(features), self._choices()).left_out, features)
+        found = solve(self.statistics, *_stacked(features), self._choices(), self.setting)
+        return self._right_by_class(found, features)
+
+    def _right_by_class(self, solution: Solution, features: Mapping[int, Tensor]) -> dict[int, list[bool]]:
+        """Tell for each image whether it is told right, but for those that are the only one of their class."""
+        said = solution.left_out.argmax(1).split([len(part) for part in features.values()])
+        found = zip(features, said, strict=True)
+        return {label: (part == label).tolist() for label, part in found if self.statistics.counts[label] > 1}
 
     def _asked(self) -> dict[int, Tensor]:
         """Return the best exemplars of each class, as many of each as may be asked about in all."""
@@ -118,8 +152,3 @@ def _stacked(features: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the features of all classes, and their labels."""
     labels = [torch.full((len(part),), label, device=part.device) for label, part in features.items()]
     return torch.cat(list(features.values())), torch.cat(labels)
-
-
-def _by_class(scores_NC: Tensor, features: Mapping[int, Tensor]) -> dict[int, list[bool]]:
-    said = scores_NC.argmax(1).split([len(part) for part in features.values()])
-    return {label: (part == label).tolist() for label, part in zip(features, said, strict=True)}

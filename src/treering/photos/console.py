@@ -131,8 +131,9 @@ class Printer(Terminal):
         self._list(f"{name}: {count} + {held_out[name]}" for name, count in kept.items())
         sizes = ", ".join(f"{what} {size / 1e6:.1f} MB" for what, size in overview.bytes_by_kind.items())
         self.line(f"On disk: {sizes}")
-        epochs = f"{recipe['training']['epochs']} + {recipe['balanced']['epochs']} epochs"
-        self.line(f"Recipe: {recipe['method']}, {recipe['backbone']}, {epochs}")
+        epochs = f", {recipe['training']['epochs']} + {recipe['balanced']['epochs']} epochs"
+        trained = methods.find(recipe["method"]).trains
+        self.line(f"Recipe: {recipe['method']}, {recipe['backbone']}{epochs if trained else ''}")
         self.line(f"Earlier versions that undo can go back to: {overview.earlier_versions}")
         if overview.unfinished:
             self.line("A learn is running, or was interrupted: then run the same command again to go on with it.")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from treering import methods
 from treering.core.trainer import EpochReport, InFlight, Watcher
 from treering.errors import TreeringError, is_out_of_memory
 from treering.images import folders
@@ -197,7 +198,7 @@ class _Lesson:
             copies=division.copies,
             in_two_classes=division.in_two_classes,
             image_passes=passes,
-            seconds=plan.seconds(passes, self.recipe, self.size, facts.device, distils=bool(self.known)),
+            seconds=plan.seconds(passes, self.recipe, self.size, facts.device, later=bool(self.known)),
             resumed=resumed,
         )
 
@@ -218,6 +219,8 @@ class _Lesson:
         )
 
     def _held_out_quota(self, photos: _Photos) -> int:
+        if not methods.find(self.recipe.method).trains:  # it measures by all photos
+            return 0
         return self.recipe.memory.held_out_quota(len(self.known) + len(photos.new))
 
     def train(self, photos: _Photos, division: Division, resume: InFlight | None, watcher: Watcher) -> Outcome:
@@ -232,10 +235,13 @@ class _Lesson:
             names = [str(name) for name in model.classes]
             before = {names[label]: right for label, right in told.before.items()}
             after = {names[label]: right for label, right in told.after.items()}
+            # The exemplars come first: old classes are compared on the same photos before and after.
+            old_after = {name: after[name][: len(right)] for name, right in before.items()}
         else:
             after = self._right_by_class(measured)
+            old_after = {name: after[name] for name in before}
         left_out, seconds = told is not None, time.monotonic() - started
-        return Outcome.of(len(model.classes), self.known, before, after, left_out, seconds)
+        return Outcome.of(len(model.classes), self.known, before, old_after, after, left_out, seconds)
 
     def _right_by_class(self, measured: Mapping[str, Images]) -> dict[str, list[bool]]:
         """Return, for each image of each class, whether the learner predicts its class."""

@@ -91,17 +91,21 @@ class Outcome:
         classes: int,
         known: Sequence[str],
         before: Mapping[str, list[bool]],
+        old_after: Mapping[str, list[bool]],
         after: Mapping[str, list[bool]],
         left_out: bool,
         seconds: float,
     ) -> Outcome:
-        """Sum up a step, given which images of each class were predicted correctly before and after it."""
+        """Sum up a step, given which images of each class were predicted correctly before and after it.
+
+        `old_after` is about the same images as `before`, `after` about all.
+        """
 
         def percent(parts: Sequence[list[bool]]) -> float | None:
             every = [right for part in parts for right in part]
             return 100 * sum(every) / len(every) if every else None
 
-        each = [(name, percent([before[name]]), percent([after[name]])) for name in known if name in before]
+        each = [(name, percent([before[name]]), percent([old_after[name]])) for name in known if name in before]
         lost = [
             (name, was, now)
             for name, was, now in each
@@ -114,7 +118,7 @@ class Outcome:
             left_out=left_out,
             accuracy=percent(list(after.values())),
             old_before=percent(list(before.values())),
-            old_after=percent([right for name, right in after.items() if name in known]),
+            old_after=percent(list(old_after.values())),
             new=percent([right for name, right in after.items() if name not in known]),
             forgotten=sorted(lost, key=lambda one: one[2] - one[1]),
             seconds=seconds,
@@ -129,9 +133,11 @@ def image_passes(model: Model | None, recipe: Recipe, names: Sequence[str]) -> i
     return sum(stage.image_passes for stage in methods.find(recipe.method).plan_step(recipe, step, memory))
 
 
-def seconds(passes: int, recipe: Recipe, size: int, device: torch.device, distils: bool) -> float:
+def seconds(passes: int, recipe: Recipe, size: int, device: torch.device, later: bool) -> float:
     """Estimate how long training takes, by the speed of this device just now."""
     side = augment.input_side(recipe.augmentation, size)
     rate = speed.images_per_second(recipe, (3, side, side), device)
+    if not methods.find(recipe.method).trains:
+        return passes / rate + speed.solving_seconds(device) * (2 if later else 1)
     # For distillation the teacher sees each image too, which costs about a third of training on it.
-    return passes / rate * (4 / 3 if distils else 1)
+    return passes / rate * (4 / 3 if later else 1)
