@@ -31,7 +31,7 @@ network = backbones.build("efficientnet-lite0", 3, 0)
 network(torch.zeros(2, 3, 128, 128)).sum().backward()
 framework = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 changes = ["training.epochs=1", "training.drop_at=[]", "balanced.epochs=0", "balanced.drop_at=[]"]
-photos.learn(Path(sys.argv[2]), Path(sys.argv[1]), changes=changes, device="cpu")
+photos.learn(Path(sys.argv[2]), Path(sys.argv[1]), changes=changes, device="cpu", thorough=True)
 print(framework, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
