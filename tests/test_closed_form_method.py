@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ import run_helper
 import safetensors.torch
 import torch
 from conftest import TinyFeatures, examples, method_of, state_of, tiny_learner
+from learn_helper import learn, leftovers, make_folder, model_state
 from torch.nn import functional as F
 
 from treering import Budget, Learner, TreeringError
 from treering.core import backbones
 from treering.core.closed_form import PENALTIES, Statistics
 from treering.experiments.run import StreamRun
-from treering.methods import ClosedForm, closed_form
+from treering.methods import ClosedForm, closed_form, speed
 from treering.photos.plan import Outcome
+from treering.runtime import files
 from treering.storage import model_folder
 
 CPU = torch.device("cpu")
@@ -236,3 +239,65 @@ def test_old_classes_are_compared_on_the_same_photos_before_and_after() -> None:
     right = {"cat": [True, False]}
     outcome = Outcome.of(2, ["cat"], right, {"cat": [True, True]}, {"cat": [True, True, False, False]}, True, 1.0)
     assert (outcome.old_before, outcome.old_after, outcome.accuracy) == (50.0, 100.0, 50.0)
+
+
+# --- Photos -----------------------------------------------------------------------------------------------------------
+
+CLOSED_FORM = ["method=closed-form", "augmentation.kind=none", "run.image_size=20"]
+CLOSED = {"backbone": "small", "memory": 4, "changes": CLOSED_FORM}
+    "backbone": "small",
+    "memory": 4,
+    "changes": ["method=closed-form", "augmentation.kind=none", "run.image_size=20"],
+}
+
+
+def bits_of(path: Path) -> tuple[Any, dict[str, bytes]]:
+    return model_state(path), {
+        name: part.numpy().tobytes() for name, part in method_of(Learner.load(path, device="cpu")).tensors().items()
+    }
+
+
+def test_a_write_that_fails_anywhere_leaves_the_model_as_it_was_and_the_same_call_learns_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "images_per_second", lambda *arguments: 1000.0)
+    first = make_folder(tmp_path / "first", {"cat": 6, "dog": 5})
+    second = make_folder(tmp_path / "second", {"owl": 5, "cat": 3}, seed=1)
+    learn(tmp_path / "base", first, **CLOSED)
+    shutil.copytree(tmp_path / "base", tmp_path / "whole")
+    learn(tmp_path / "whole", second)
+    before, after = bits_of(tmp_path / "base"), bits_of(tmp_path / "whole")
+    write, interrupted = files.write, 0
+    for at in range(1, 16, 2):
+        path = tmp_path / str(at)
+        shutil.copytree(tmp_path / "base", path)
+        calls: list[Path] = []
+
+        def failing(file: Path, *rest: Any, at: int = at, calls: list[Path] = calls, **more: Any) -> None:
+            calls.append(file)
+            if len(calls) == at:
+                raise KeyboardInterrupt
+            write(file, *rest, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "write", failing)
+            try:
+                learn(path, second)
+            except KeyboardInterrupt:
+                interrupted += 1
+                assert bits_of(path) == before
+        learn(path, second)
+        assert bits_of(path) == after
+        assert leftovers(path) == []
+    assert interrupted >= 4
+
+
+def test_photos_are_told_by_all_others_and_none_is_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "images_per_second", lambda *arguments: 1000.0)
+    told: list[Any] = []
+    outcome = learn(tmp_path / "model", make_folder(tmp_path / "a", {"cat": 6, "dog": 5}), tell=told.append, **CLOSED)
+    assert outcome is not None
+    assert (outcome.images, outcome.left_out, told[0].held_out) == (11, True, 0)
+    again = learn(tmp_path / "model", make_folder(tmp_path / "b", {"owl": 5}, seed=1))
+    assert again is not None
+    assert (again.images, again.classes) == (5 + 4 + 4, 3), "the new photos and the exemplars"
