@@ -245,10 +245,6 @@ def test_old_classes_are_compared_on_the_same_photos_before_and_after() -> None:
 
 CLOSED_FORM = ["method=closed-form", "augmentation.kind=none", "run.image_size=20"]
 CLOSED = {"backbone": "small", "memory": 4, "changes": CLOSED_FORM}
-    "backbone": "small",
-    "memory": 4,
-    "changes": ["method=closed-form", "augmentation.kind=none", "run.image_size=20"],
-}
 
 
 def bits_of(path: Path) -> tuple[Any, dict[str, bytes]]:
