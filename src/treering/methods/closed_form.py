@@ -7,6 +7,7 @@ step takes seconds, the order of steps makes no difference, nothing is forgotten
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Recipe
 from treering.runtime import pixels
 from treering.runtime.pixels import Images
+
+logger = logging.getLogger(__name__)
 
 OWN = ("statistics.setting", "statistics.images")
 """The names of what is saved beside the sums."""
@@ -46,7 +49,10 @@ class ClosedForm(Method):
 
     def learn_step(self, step: Step) -> None:
         self.require_room(step)
-        step = self._not_summed_yet(step)
+        step, self.left_out = self._not_summed_yet(step), None
+        if not len(step.images):
+            logger.warning("every one of these images was learnt before: nothing changes")
+            return
         new = {label: self._unit_features(images) for label, images in step.by_class().items()}
         old = {label: self._unit_features(images) for label, images in self._asked().items()}
         if not all(part.isfinite().all() for part in (*new.values(), *old.values())):
@@ -100,9 +106,7 @@ class ClosedForm(Method):
             if key not in self.summed:
                 self.summed.add(key)
                 rows.append(row)
-        if not rows:
-            raise TreeringError("every one of these images was learnt before: give others")
-        chosen = torch.tensor(rows, device=step.labels.device)
+        chosen = torch.tensor(rows, dtype=torch.long, device=step.labels.device)
         return replace(step, images=step.images[chosen], labels=step.labels[chosen])
 
     def _choices(self) -> list[slice]:
