@@ -1,7 +1,7 @@
 """A classifier of fixed features that is solved rather than trained: linear discriminants with one shared covariance.
 
 Of all images ever shown it needs a Gram matrix, and a sum and a count for each class. So a step costs time by its own
-images alone, the order of steps makes no difference, and nothing is forgotten. Each class counts alike, however many
+images alone, and the sums do not depend on the order of steps. Each class counts alike, however many
 images it has. Penalty and temperature are those under which every image at hand is best told by all others: leaving one
 image out changes the solution by terms of rank one, so that this costs no more than the solution itself.
 """

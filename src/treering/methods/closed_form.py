@@ -1,7 +1,7 @@
 """The closed form: features of a network that has seen many images before, and a classifier that is solved.
 
 Nothing is trained. Each step adds its images to a few sums (`core/closed_form.py`) and solves for the heads anew, so a
-step takes seconds, the order of steps makes no difference, nothing is forgotten, and no image need be kept.
+step takes seconds, the sums do not depend on the order of steps, and no image need be kept.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from PIL import Image
 from torch import Tensor
 
 from treering.errors import TreeringError
+from treering.images.files import WORKERS
 from treering.runtime import files
 from treering.storage import manifest as manifests
 
@@ -58,8 +59,6 @@ KEEP = 3
 """The number of versions before the current one that `undo` can go back to."""
 SAVEABLE = (str, int, float, bool)
 """The types of labels that JSON gives back as they were."""
-WORKERS = min(8, os.cpu_count() or 1)
-"""The number of images that are encoded or decoded at the same time."""
 
 
 @dataclass(frozen=True)
