@@ -28,6 +28,7 @@ from torch import nn
 import treering
 from treering import Augmentation, Budget, Learner, TreeringError
 from treering.runtime import files
+from treering.storage import lock
 from treering.storage import manifest as manifests
 from treering.storage import model_folder as checkpoint
 
@@ -722,12 +723,12 @@ def test_a_lock_that_cannot_be_removed_hides_no_error(tmp_path: Path, monkeypatc
         unlink(self, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", held)
-    with pytest.raises(TreeringError, match=r"^what really happened$"), checkpoint.writing(tmp_path / "new"):
+    with pytest.raises(TreeringError, match=r"^what really happened$"), lock.writing(tmp_path / "new"):
         raise TreeringError("what really happened")
 
 
 def test_a_file_of_the_system_in_a_new_folder_hides_no_error(tmp_path: Path) -> None:
-    with pytest.raises(TreeringError, match=r"^what really happened$"), checkpoint.writing(tmp_path / "new"):
+    with pytest.raises(TreeringError, match=r"^what really happened$"), lock.writing(tmp_path / "new"):
         (tmp_path / "new" / ".DS_Store").touch()
         raise TreeringError("what really happened")
     assert [file.name for file in (tmp_path / "new").iterdir()] == [".DS_Store"]

@@ -31,6 +31,7 @@ from treering.photos import learn as photos
 from treering.photos.plan import Plan
 from treering.runtime import files, pixels
 from treering.storage import model_folder as checkpoint
+from treering.storage import names
 from treering.storage import resume as in_flight
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -688,7 +689,7 @@ def test_no_photo_is_left_in_the_model_folder_as_a_temporary_file(tmp_path: Path
     seen: set[str] = set()
 
     def look(what: str, done: int, total: int) -> None:
-        seen.update(file.name for file in path.iterdir() if not checkpoint.is_ours(file.name))
+        seen.update(file.name for file in path.iterdir() if not names.is_ours(file.name))
 
     learn(path, models.second, progress=look)
     assert seen == set()

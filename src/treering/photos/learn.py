@@ -32,7 +32,7 @@ from treering.photos.unfinished import Unfinished, of_photos
 from treering.runtime import pixels
 from treering.runtime.device import find_device
 from treering.runtime.pixels import Images
-from treering.storage import model_folder
+from treering.storage import lock, model_folder
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def learn(
     found = folders.scan(folder)
     checks = folders.scan(Path(validation)) if validation else None
     wishes = Wishes(backbone, memory, changes, seed, device, thorough)
-    with _out_of_memory_told(path), contextlib.nullcontext() if dry_run else model_folder.writing(path):
+    with _out_of_memory_told(path), contextlib.nullcontext() if dry_run else lock.writing(path):
         learner = settings.open_learner(path, wishes)
         disk = None if dry_run else path  # this disk must have room for the model anyway
         lesson = _Lesson(path, learner, disk, own_validation=checks is not None)

@@ -16,7 +16,6 @@ ever read.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
@@ -24,14 +23,12 @@ import logging
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import filelock
 import numpy as np
 import safetensors.torch
 import torch
@@ -41,20 +38,14 @@ from torch import Tensor
 from treering.errors import TreeringError
 from treering.images.files import WORKERS
 from treering.runtime import files
+from treering.storage import lock
 from treering.storage import manifest as manifests
+from treering.storage.names import EXEMPLAR, VERSIONED
 
 logger = logging.getLogger(__name__)
 
 Read = TypeVar("Read")
 
-FIXED = (manifests.NAME, ".lock", ".writer", ".learning", "memory", "held-out", "previous")
-"""The names in a model folder's top level that are the same for all versions."""
-VERSIONED = re.compile(
-    rf"{re.escape(files.TEMPORARY)}.*|weights-[0-9a-f]{{12}}\.safetensors|history-[0-9a-f]{{12}}\.jsonl"
-)
-"""The names in the top level of files that belong to certain versions."""
-EXEMPLAR = re.compile(rf"{re.escape(files.TEMPORARY)}.*|\d{{4,}}-[0-9a-f]{{12}}\.png")
-"""The names of files in a class's folder of exemplars."""
 KEEP = 3
 """The number of versions before the current one that `undo` can go back to."""
 SAVEABLE = (str, int, float, bool)
@@ -77,62 +68,9 @@ class Content:
     history: list[dict[str, Any]]
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Be the folder's only writer; it is created if it does not exist, and removed again if it stays empty."""
-    made = not files.exists(path)
-    try:
-        _make_folder(path)
-        with filelock.FileLock(path / ".lock", timeout=0):
-            try:
-                since = datetime.now(UTC).isoformat(timespec="seconds")
-                (path / ".writer").write_text(json.dumps({"process": os.getpid(), "since": since}))
-                yield
-            finally:
-                (path / ".writer").unlink(missing_ok=True)
-                if not any(is_ours(file.name) for file in path.iterdir() if file.name != ".lock"):
-                    with contextlib.suppress(PermissionError):  # Windows removes the lock when it is released
-                        (path / ".lock").unlink()
-    except filelock.Timeout:
-        raise TreeringError(f"{_writer(path)} is writing {path}: wait until it has ended, then try again") from None
-    except OSError as error:
-        raise TreeringError(
-            f"cannot save to {path}: {error.strerror or error}; what it held before is intact"
-        ) from error
-    finally:
-        if made:
-            with contextlib.suppress(OSError):  # the folder holds something
-                path.rmdir()
-
-
-def _writer(path: Path) -> str:
-    """Return who holds the lock, for a message."""
-    try:
-        writer = json.loads((path / ".writer").read_bytes())
-        return f"another treering (process {int(writer['process'])}, since {writer['since']})"
-    except (OSError, ValueError, LookupError, TypeError):
-        return "another process"
-
-
-def _make_folder(path: Path) -> None:
-    """Create the folder, or make sure that an existing one is ours to write to."""
-    if path.exists() and not path.is_dir():
-        raise TreeringError(f"{path} is a file: give the name of a folder")
-    path.mkdir(parents=True, exist_ok=True)
-    items = [item for item in path.iterdir() if not is_ours(item.name)]
-    foreign = [item.name for item in items if not (item.is_file() and files.is_clutter(item.name))]
-    if foreign and not (path / manifests.NAME).exists():
-        raise TreeringError(f"{path} is not a treering model folder and holds {foreign[0]}: give a new or empty folder")
-
-
-def is_ours(name: str) -> bool:
-    """Return whether something in a model folder's top level is treering's."""
-    return name in FIXED or VERSIONED.fullmatch(name) is not None
-
-
 def save(content: Content, path: Path, keep: int = KEEP) -> None:
     """Write the folder's new content, as its only writer; the last `keep` versions stay for `undo`."""
-    with writing(path):
+    with lock.writing(path):
         replace(content, path, keep)
 
 
@@ -160,7 +98,7 @@ def undo(path: str | os.PathLike[str]) -> None:
     """Go back to the version of a model folder before its last `save` or `treering learn`; raise if there is none."""
     path = Path(path)
     manifests.read(path)  # raises if there is no model
-    with writing(path):
+    with lock.writing(path):
         current = manifests.read(path)
         for file in reversed(manifests.earlier(path)):
             before = manifests.parsed(file.read_bytes(), file)
