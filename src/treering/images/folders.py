@@ -8,14 +8,16 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from treering.errors import TreeringError
 from treering.images.files import read_in_parts
 from treering.runtime import files
-from treering.runtime.pixels import PixelFile, StoredImages
+
+if TYPE_CHECKING:
+    from treering.runtime.pixels import StoredImages
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +145,10 @@ def load(
 
     The caller decides what to do with `skipped`: list it, or `warn_of` it.
     """
+    import torch  # here, since an exported model's photos are found without PyTorch, which takes seconds to load
+
+    from treering.runtime.pixels import PixelFile
+
     stored = PixelFile((channels, size, size), place)
     skipped, labels = list(found.skipped), []
     images = [(name, path) for name, paths in found.classes.items() for path in paths]
