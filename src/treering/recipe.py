@@ -7,21 +7,17 @@ A number in brackets is a section of the paper.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import math
 import os
 import tomllib
-import types
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from treering import recipes
+from treering.checked import Checked, require
 from treering.errors import TreeringError, nearest
 from treering.recipes import ready_names as ready_names
 
@@ -29,50 +25,20 @@ MOST_ORDERS = 10**9
 """The number of class orders: NumPy takes not many more seeds."""
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise TreeringError(message)
-
-
-def _checked(value: Any, hint: Any, name: str) -> Any:
-    """Return `value` as a setting of type `hint`, or raise an error that names it."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:
-        number, numbers = arguments
-        return _checked(value, numbers if isinstance(value, list | tuple) else number, name)
-    if origin is tuple:
-        _require(isinstance(value, list | tuple), f"{name} must be a list, not {value!r}")
-        return tuple(_checked(item, arguments[0], name) for item in value)
-    if origin is Literal:
-        _require(value in arguments, f"{name} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
-    elif issubclass(hint, Settings):
-        kind = f"a table [{name}], in Python {hint.__name__}(…)"
-        _require(isinstance(value, hint), f"{name} must be {kind}, not {value!r}")
-    elif hint in (int, float) and isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # of a whole number that is larger than every float
-            if hint is int or math.isfinite(value):
-                return hint(value)
-        raise TreeringError(f"{name} must be a finite number, not {value}")
-    else:
-        kind = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[hint]
-        _require(type(value) is hint, f"{name} must be {kind}, not {value!r}")
-    return value
-
-
 @dataclass(frozen=True)
-class Settings:
+class Settings(Checked):
     """Settings that are checked against their types, whether they come from a file or are made in Python."""
 
     def __post_init__(self) -> None:
-        for name, hint in typing.get_type_hints(type(self)).items():
-            value, default = getattr(self, name), getattr(type(self), name, None)
+        for field in dataclasses.fields(self):
+            value, default = getattr(self, field.name), field.default
             if isinstance(value, Mapping) and isinstance(default, Settings):
-                value = default._with(value, f"{name}.")
-            object.__setattr__(self, name, _checked(value, hint, name))
-        self._check_ranges()
+                object.__setattr__(self, field.name, default._with(value, f"{field.name}."))
+        super().__post_init__()
 
-    def _check_ranges(self) -> None:
-        """Raise if a value of the right type makes no sense."""
+    @classmethod
+    def described(cls, name: str) -> str:
+        return f"a table [{name}], in Python {cls.__name__}(…)"
 
     def _with(self, table: Mapping[str, Any], where: str = "") -> Self:
         """Return a copy with the settings of `table`, whose sections may be incomplete; errors begin with `where`."""
@@ -104,10 +70,10 @@ class Schedule(Settings):
     """The number that divides the learning rate at each drop."""
 
     def _check_ranges(self) -> None:
-        _require(self.epochs >= 0, f"epochs must be 0 or more, not {self.epochs}")
-        _require(self.lr > 0, f"lr must be above 0, not {self.lr}")
-        _require(min(self.drop_at, default=0) >= 0, f"drop_at must hold epochs from 0 on, not {self.drop_at}")
-        _require(self.drop_factor > 0, f"drop_factor must be above 0, not {self.drop_factor}")
+        require(self.epochs >= 0, f"epochs must be 0 or more, not {self.epochs}")
+        require(self.lr > 0, f"lr must be above 0, not {self.lr}")
+        require(min(self.drop_at, default=0) >= 0, f"drop_at must hold epochs from 0 on, not {self.drop_at}")
+        require(self.drop_factor > 0, f"drop_factor must be above 0, not {self.drop_factor}")
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate of `epoch`, counted from 0 within the stage."""
@@ -135,11 +101,11 @@ class Optimizer(Settings):
     """The power by which that noise fades [5]."""
 
     def _check_ranges(self) -> None:
-        _require(self.batch_size >= 2, f"batch_size must be 2 or more (batch normalisation), not {self.batch_size}")
-        _require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, not {self.momentum}")
-        _require(self.weight_decay >= 0, f"weight_decay must be 0 or more, not {self.weight_decay}")
-        _require(self.noise_eta >= 0, f"noise_eta must be 0 or more, not {self.noise_eta}")
-        _require(self.noise_gamma >= 0, f"noise_gamma must be 0 or more, not {self.noise_gamma}")
+        require(self.batch_size >= 2, f"batch_size must be 2 or more (batch normalisation), not {self.batch_size}")
+        require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, not {self.momentum}")
+        require(self.weight_decay >= 0, f"weight_decay must be 0 or more, not {self.weight_decay}")
+        require(self.noise_eta >= 0, f"noise_eta must be 0 or more, not {self.noise_eta}")
+        require(self.noise_gamma >= 0, f"noise_gamma must be 0 or more, not {self.noise_gamma}")
 
 
 @dataclass(frozen=True)
@@ -157,8 +123,8 @@ class Budget(Settings):
     """Share of the budget for images that only measure the accuracy and are never trained on (`treering learn`)."""
 
     def _check_ranges(self) -> None:
-        _require(self.size >= 0, f"size must be 0 or more, not {self.size}")
-        _require(0 <= self.held_out < 1, f"held_out must be at least 0 and below 1, not {self.held_out}")
+        require(self.size >= 0, f"size must be 0 or more, not {self.size}")
+        require(0 <= self.held_out < 1, f"held_out must be at least 0 and below 1, not {self.held_out}")
 
     def quota(self, classes: int) -> int:
         """Return how many exemplars each of so many classes keeps: n = floor(K / c) [3.1], never more than K in all."""
@@ -193,12 +159,12 @@ class Augmentation(Settings):
     """twofold and photo crop or resize the images, which are held larger, to squares of this side [7]."""
 
     def _check_ranges(self) -> None:
-        _require(
+        require(
             len(self.contrast) == 2 and self.contrast[0] <= self.contrast[1],
             f"contrast must be a range of two numbers, not {self.contrast}",
         )
-        _require(self.padding >= 0, f"padding must be 0 or more, not {self.padding}")
-        _require(self.crop_size >= 1, f"crop_size must be 1 or more, not {self.crop_size}")
+        require(self.padding >= 0, f"padding must be 0 or more, not {self.padding}")
+        require(self.crop_size >= 1, f"crop_size must be 1 or more, not {self.crop_size}")
 
 
 @dataclass(frozen=True)
@@ -218,12 +184,12 @@ class Run(Settings):
 
     def _check_ranges(self) -> None:
         sizes = (self.classes_per_step,) if isinstance(self.classes_per_step, int) else self.classes_per_step
-        _require(min(sizes, default=0) >= 1, f"classes_per_step must be 1 or more, not {self.classes_per_step}")
+        require(min(sizes, default=0) >= 1, f"classes_per_step must be 1 or more, not {self.classes_per_step}")
         plain = self.dataset and not self.dataset.startswith(".") and not {"/", "\\", "\0"} & set(self.dataset)
-        _require(bool(plain), f"dataset must be the name of a folder in the data folder, not {self.dataset!r}")
-        _require(self.image_size >= 1, f"image_size must be 1 or more, not {self.image_size}")
-        _require(0 <= self.order < MOST_ORDERS, f"order must be from 0 to {MOST_ORDERS - 1}, not {self.order}")
-        _require(0 <= self.seed < 2**63, f"seed must be from 0 to 2^63 - 1, not {self.seed}")
+        require(bool(plain), f"dataset must be the name of a folder in the data folder, not {self.dataset!r}")
+        require(self.image_size >= 1, f"image_size must be 1 or more, not {self.image_size}")
+        require(0 <= self.order < MOST_ORDERS, f"order must be from 0 to {MOST_ORDERS - 1}, not {self.order}")
+        require(0 <= self.seed < 2**63, f"seed must be from 0 to 2^63 - 1, not {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -254,9 +220,9 @@ class Recipe(Settings):
     run: Run = Run()
 
     def _check_ranges(self) -> None:
-        _require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
-        _require(self.outputs >= 1, f"outputs must be 1 or more, not {self.outputs}")
-        _require(self.pixel_scale > 0, f"pixel_scale must be above 0, not {self.pixel_scale}")
+        require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
+        require(self.outputs >= 1, f"outputs must be 1 or more, not {self.outputs}")
+        require(self.pixel_scale > 0, f"pixel_scale must be above 0, not {self.pixel_scale}")
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting, defaults included, as the tables, lists and values that TOML and JSON hold."""
@@ -292,14 +258,14 @@ class Recipe(Settings):
         table = self.to_dict()
         for setting in settings:
             key, equals, text = setting.partition("=")
-            _require(bool(equals), f"{setting!r} is not a change of a setting: write it as key=value")
+            require(bool(equals), f"{setting!r} is not a change of a setting: write it as key=value")
             section, _, name = key.strip().rpartition(".")
             try:
                 value = tomllib.loads(f"value = {text}")["value"]
             except ValueError:  # TOML's, or that of a number with thousands of digits
                 value = text.strip()
             place = table.setdefault(section, {}) if section else table
-            _require(isinstance(place, dict), f"unknown setting {key.strip()}")
+            require(isinstance(place, dict), f"unknown setting {key.strip()}")
             before = place.get(name)
             if isinstance(before, dict) and isinstance(value, dict):  # a section keeps what the change leaves out
                 value = before | value
