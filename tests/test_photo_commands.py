@@ -18,12 +18,13 @@ import torch
 from photo_helper import NOT_AN_IMAGE, TINY, command, write_bad, write_photos
 from PIL import Image
 
-from treering import Budget, Learner, Recipe, evaluation
-from treering.evaluation import Evaluation, Prediction
+from treering import Budget, Learner, Recipe, evaluation, prediction
+from treering.evaluation import Evaluation
 from treering.images import files as image_files
 from treering.images import folders as images
 from treering.methods import speed
 from treering.photos import overview
+from treering.prediction import Prediction
 
 CLASSES = ["cat", "dog", "owl"]
 
@@ -319,7 +320,7 @@ def test_a_folder_without_files_is_one_line(tmp_path: Path, place: Path) -> None
 def test_answers_of_the_first_files_come_before_the_others_are_read(
     place: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "BATCH", 4)
+    monkeypatch.setattr(prediction, "BATCH", 4)
     seen: list[Path] = []
     read = image_files.read
     monkeypatch.setattr(image_files, "read", lambda file, *size: (seen.append(file), read(file, *size))[1])
@@ -332,7 +333,7 @@ def test_answers_of_the_first_files_come_before_the_others_are_read(
 
 
 def test_the_command_prints_answers_as_they_come(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "BATCH", 4)
+    monkeypatch.setattr(prediction, "BATCH", 4)
     printed: list[int] = []
     read = image_files.read
 

@@ -228,13 +228,13 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Say what images show; the exit code is 1 if any image could not be read."""
-    from treering import evaluation
+    from treering import evaluation, prediction
     from treering.learner import Learner
     from treering.photos.console import Printer
 
     with interruptible():
         loaded = Learner.load(model, device=device).learnt_model()
-        found = evaluation.predictions(loaded, evaluation.files_in(inputs), top)
+        found = evaluation.predictions(loaded, prediction.files_in(inputs), top)
         good = Printer(console).predictions(found, as_json, Console(stderr=True))
     if not good:
         sys.exit(1)

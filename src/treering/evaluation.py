@@ -1,4 +1,4 @@
-"""What a model says of images: predictions file by file, and how many images of a folder it gets right."""
+"""How many images of a folder a model gets right, class by class, and the picture of what it takes them for."""
 
 from __future__ import annotations
 
@@ -11,53 +11,25 @@ import numpy as np
 
 from treering.errors import TreeringError
 from treering.images import arrays, folders
-from treering.images.files import read_in_parts
 from treering.model import Model
+from treering.prediction import Prediction, Teller
 from treering.runtime import files
 from treering.words import shown
 
 MOST_NAMES = 250
 """The most classes that a picture of the confusion matrix names; with more it names every second, third and so on."""
-BATCH = 32
-"""The number of images that are decoded and predicted at once."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The most probable classes of an image, best first, or the reason why it could not be read."""
-
-    file: Path
-    classes: list[tuple[str, float]]
-    """The classes with their probabilities."""
-    error: str | None = None
+def teller(model: Model) -> Teller:
+    """Return what answers by this model."""
+    channels, size, _ = model.image_shape
+    names = [str(name) for name in model.sorted_classes()]
+    return Teller(names, size, channels, lambda images: model.probabilities(arrays.as_images(images)))
 
 
 def predictions(model: Model, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
-    """Yield the `top` classes of each file; files are read in batches, so any number of them takes the same memory."""
-    channels, size, _ = model.image_shape
-    names = [str(name) for name in model.sorted_classes()]
-    names_of_files = iter(paths)
-    for decoded in read_in_parts(paths, size, channels, BATCH):
-        good = [result for result in decoded if not isinstance(result, str)]
-        rows = iter(model.probabilities(arrays.as_images(np.stack(good))) if good else ())
-        for result in decoded:
-            file = next(names_of_files)
-            if isinstance(result, str):
-                yield Prediction(file, [], result)
-                continue
-            row = next(rows)
-            best = np.argsort(-row, kind="stable")[:top]
-            yield Prediction(file, [(names[index], float(row[index])) for index in best])
-
-
-def files_in(places: Sequence[Path]) -> list[Path]:
-    """Return every file that is named, and every file below a folder that is named."""
-    found: list[Path] = []
-    for place in places:
-        found += folders.files_below(place) if files.is_folder(place) else [place]
-    if not found:
-        raise TreeringError(f"no files in {', '.join(map(str, places))}: give images, or folders of images")
-    return found
+    """Yield the `top` classes of each file."""
+    return teller(model).predictions(paths, top)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from rich.table import Table
 
 from treering import methods
 from treering.core.metrics import interval
-from treering.evaluation import Evaluation, Prediction
+from treering.evaluation import Evaluation
 from treering.photos.holdout import ENOUGH_TO_HOLD_OUT
 from treering.photos.overview import Overview
 from treering.photos.plan import Outcome, Plan
+from treering.prediction import Prediction
 from treering.terminal import Terminal
 from treering.words import counted, duration, shown
 
