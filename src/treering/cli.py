@@ -16,7 +16,7 @@ from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.experiments import MOST_AT_ONCE
 from treering.recipe import MOST_ORDERS, Recipe
 from treering.runtime import allocator
-from treering.terminal import Bars, Terminal, interruptible, print_error
+from treering.terminal import Bars, Terminal, interruptible, print_error, show_warnings
 
 app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
 console = Console(emoji=False)
@@ -221,21 +221,20 @@ def learn(
 
 @app.command()
 def predict(
-    model: ModelPath,
-    inputs: Annotated[list[Path], typer.Argument(help="Images, or folders of images.", readable=False)],
+    model: Annotated[Path, typer.Argument(help="The model's folder, or an exported .onnx file.", readable=False)],
+    inputs: Annotated[list[Path] | None, typer.Argument(help="Images, or folders of images.", readable=False)] = None,
     top: Annotated[int, typer.Option(min=1, help="Classes to name for each image.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    watch: Annotated[Path | None, typer.Option(help="Tell each photo that appears here, until Ctrl-C.")] = None,
+    sort_into: Annotated[Path | None, typer.Option(help="Copy each photo to FOLDER/<class>/<name>.")] = None,
     device: Device = "auto",
 ) -> None:
     """Say what images show; the exit code is 1 if any image could not be read."""
-    from treering import evaluation, prediction
-    from treering.learner import Learner
-    from treering.photos.console import Printer
+    from treering.photos.answers import Answers, Question, answer
 
+    question = Question(model, inputs or [], top, device, watch=watch, sort_into=sort_into)
     with interruptible():
-        loaded = Learner.load(model, device=device).learnt_model()
-        found = evaluation.predictions(loaded, prediction.files_in(inputs), top)
-        good = Printer(console).predictions(found, as_json, Console(stderr=True))
+        good = answer(question, Answers(console, Console(stderr=True), as_json))
     if not good:
         sys.exit(1)
 
@@ -319,6 +318,7 @@ def _usage(error: Any) -> str:
 def main() -> None:
     """Run the `treering` command."""
     allocator.keep()
+    show_warnings()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # large photos and damaged camera data are fine
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

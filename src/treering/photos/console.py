@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from treering import methods
 from treering.core.metrics import interval
@@ -16,8 +12,7 @@ from treering.evaluation import Evaluation
 from treering.photos.holdout import ENOUGH_TO_HOLD_OUT
 from treering.photos.overview import Overview
 from treering.photos.plan import Outcome, Plan
-from treering.prediction import Prediction
-from treering.terminal import Terminal
+from treering.terminal import Table, Terminal
 from treering.words import counted, duration, shown
 
 MOST_LINES = 100
@@ -25,7 +20,7 @@ MOST_LINES = 100
 
 
 class Printer(Terminal):
-    """Prints plans, outcomes, predictions, evaluations and overviews."""
+    """Prints plans, outcomes, evaluations and overviews."""
 
     def plan(self, plan: Plan, model: Path, folder: Path) -> None:
         """Print what was found and what is going to happen."""
@@ -78,23 +73,6 @@ class Printer(Terminal):
         if outcome.new is not None and outcome.old_after is not None:
             self.line(f"  new classes: {outcome.new:.1f} %")
         self._list(f"{name} has fallen from {was:.0f} % to {now:.0f} %" for name, was, now in outcome.forgotten)
-
-    def predictions(self, predictions: Iterable[Prediction], as_json: bool, error: Console) -> bool:
-        """Print a line for each file as it comes; return whether all could be read."""
-        good = True
-        for prediction in predictions:
-            good &= prediction.error is None
-            if as_json:
-                found = [{"class": name, "probability": round(value, 6)} for name, value in prediction.classes]
-                record = {"file": str(prediction.file), "predictions": found}
-                record |= {"error": prediction.error} if prediction.error else {}
-                self.console.file.write(json.dumps(record) + "\n")
-            elif prediction.error:
-                Terminal(error).line(f"{prediction.file}: {prediction.error}")
-            else:
-                words = [f"{name} {100 * value:.1f} %" for name, value in prediction.classes]
-                self.line(f"{prediction.file}: {', '.join(words)}")
-        return good
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Print the accuracy in all, on old and new classes, and on each class."""

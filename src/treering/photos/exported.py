@@ -1,0 +1,199 @@
+"""An exported ONNX file that answers for photos, without PyTorch.
+
+The file may come from a stranger: its size, its graph and what it says of itself are checked before they are used.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treering.checked import Checked, checked, parse_json, require
+from treering.errors import TreeringError, first_line
+from treering.prediction import Teller
+
+MOST_BYTES = 2**30
+"""The largest file that is read."""
+MOST_FACTS = 2**24
+"""The most bytes of what the file says of itself."""
+MOST_NODES = 100_000
+"""The most operations of the file's graph."""
+KEY = "treering.preprocessing"
+"""The name of the fact that says how photos are prepared."""
+
+
+@dataclass(frozen=True)
+class Preprocessing(Checked):
+    """How a photo becomes the file's input."""
+
+    channels: int
+    size: int
+    """The side of the squares that photos are read as."""
+    input: int
+    """The side of the squares that the graph takes, to which those photos are resized once more."""
+    draft: int
+    """The side below which a JPEG is not decoded at a fraction of its size."""
+
+    def _check_ranges(self) -> None:
+        require(self.channels in (1, 3), f"channels must be 1 or 3, not {self.channels}")
+        for name in ("size", "input"):
+            side = getattr(self, name)
+            require(1 <= side <= 4096, f"{name} must be from 1 to 4096, not {side}")
+        require(self.draft == 2 * self.size, f"draft must be twice the size, not {self.draft}")
+
+
+def opened(file: Path, threads: int | None = None) -> Teller:
+    """Return what answers by this file."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise TreeringError("ONNX files need more packages: pip install 'treering[export]'") from None
+    content = _content(file)
+    try:
+        names, how = _facts(content)
+    except TreeringError as error:
+        raise TreeringError(f"{file} cannot be used: {error}; export the model again") from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what is wrong is said in one line
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other programs use the cores meanwhile
+    if threads:
+        options.intra_op_num_threads = threads
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a class for each kind of error, and none for all
+        raise TreeringError(f"{file} is damaged: onnxruntime says {first_line(error)}") from None
+    found = [(one.name, one.type, one.shape[1:]) for one in (*session.get_inputs(), *session.get_outputs())]
+    side, kind = how.input, "tensor(float)"
+    if found != [("images", kind, [how.channels, side, side]), ("probabilities", kind, [len(names)])]:
+        raise TreeringError(f"{file} cannot be used: its graph does not fit what it says of itself; export it again")
+    return Teller(names, how.size, how.channels, functools.partial(_ask, session, how, file))
+
+
+def _ask(session: Any, how: Preprocessing, file: Path, images: np.ndarray) -> np.ndarray:
+    """Return probabilities N x classes for images N x size x size x channels."""
+    pixels = _resized(images.astype(np.float32).transpose(0, 3, 1, 2), how.input)
+    try:
+        (answers,) = session.run(["probabilities"], {"images": np.ascontiguousarray(pixels)})
+    except Exception as error:
+        raise TreeringError(f"{file} cannot answer: onnxruntime says {first_line(error)}") from None
+    probabilities = np.asarray(answers, np.float64)
+    total = probabilities.sum(1, keepdims=True)
+    if len(probabilities) != len(images) or (probabilities < 0).any() or not np.allclose(total, 1, atol=1e-3):
+        raise TreeringError(f"{file} cannot be used: its answers are no probabilities; export the model again")
+    return probabilities / total  # they summed to 1 in float32 only
+
+
+def _resized(images: np.ndarray, side: int) -> np.ndarray:
+    """Resize squares N x C x H x H as torch's bilinear, antialiased interpolation does, and round to whole numbers."""
+    held = images.shape[-1]
+    if held == side:
+        return images
+    scale = held / side
+    reach = max(scale, 1.0)
+    centre = (np.arange(side) + 0.5) * scale
+    weights = np.clip(1 - np.abs(np.arange(held) + 0.5 - centre[:, None]) / reach, 0, None)
+    weights = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    return np.rint(weights @ (images @ weights.T)).clip(0, 255)
+
+
+def _content(file: Path) -> bytes:
+    """Return the bytes of a regular file of bounded size."""
+    try:
+        handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(handle, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise TreeringError(f"{file} is not a regular file: give a model's folder, or an exported .onnx file")
+            content = stream.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TreeringError(f"cannot read {file}: {reason}") from None
+    if len(content) > MOST_BYTES:
+        raise TreeringError(f"{file} has more than {MOST_BYTES:,} bytes: give a file that treering exported")
+    return content
+
+
+# The file as such: nested messages of protocol buffers. Numbers below are those of the fields in onnx.proto.
+
+
+def _facts(content: bytes) -> tuple[list[str], Preprocessing]:
+    """Return the classes and how photos are prepared, once the graph is known to need nothing but this file."""
+    facts: dict[str, bytes] = {}
+    try:
+        for number, value in _fields(memoryview(content)):
+            if number == 7:
+                _require_self_contained(value)
+            elif number == 14:
+                key, text = (_joined(value, part) for part in (1, 2))
+                facts[key.decode()] = text
+            require(number != 25, "its graph has functions of its own")
+        require(sum(map(len, facts.values())) <= MOST_FACTS, "it says too much of itself")
+        require("classes" in facts and KEY in facts, "it does not say how photos are prepared")
+        how = Preprocessing.of(parse_json(facts[KEY]), f"{KEY}.")
+        names = list(checked(parse_json(facts["classes"]), tuple[str, ...], "classes"))
+    except TreeringError:
+        raise
+    except (ValueError, IndexError) as error:
+        raise TreeringError(f"it is damaged ({error})") from None
+    require(len(names) > 0 and len(set(names)) == len(names), "its classes are not names that all differ")
+    return names, how
+
+
+def _require_self_contained(graph: memoryview) -> None:
+    """Raise if a graph reads other files, or has loops or branches, which could go on for ever."""
+    nodes = 0
+    for number, value in _fields(graph):
+        tensors = [value] if number == 5 else []
+        if number == 1:
+            nodes += 1
+            require(nodes <= MOST_NODES, f"its graph has more than {MOST_NODES:,} operations")
+            for part, attribute in _fields(value):
+                for kind, inner in _fields(attribute) if part == 5 else ():
+                    require(kind not in (6, 11), "its graph has loops or branches")
+                    tensors += [inner] if kind in (5, 10) else []
+        require(number != 15 and not any(_is_outside(tensor) for tensor in tensors), "its weights are in other files")
+
+
+def _is_outside(tensor: memoryview) -> bool:
+    return any(number in (13, 14) for number, _ in _fields(tensor))
+
+
+def _joined(message: memoryview, wanted: int) -> bytes:
+    return b"".join(bytes(value) for number, value in _fields(message) if number == wanted)
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield number and content of each field of a message; the content of a plain number is empty."""
+    at = 0
+    while at < len(message):
+        key, at = _number(message, at)
+        kind, start = key & 7, at
+        if kind == 0:
+            start = at = _number(message, at)[1]
+        elif kind == 2:
+            size, start = _number(message, at)
+            at = start + size
+        elif kind in (1, 5):
+            start = at = at + (8 if kind == 1 else 4)
+        else:
+            raise ValueError("a field of an unknown kind")
+        if at > len(message):
+            raise ValueError("it is cut short")
+        yield key >> 3, message[start:at]
+
+
+def _number(message: memoryview, at: int) -> tuple[int, int]:
+    """Return the number that begins at this place, seven bits a byte, and the place behind it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[at + shift // 7]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at + shift // 7 + 1
+    raise ValueError("a number of more than ten bytes")

@@ -1,0 +1,89 @@
+"""Copies of photos in one folder for each class that they were told to show."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from treering.errors import TreeringError
+from treering.runtime import files
+
+LARGEST_PHOTO = 2**30
+"""The most bytes of a photo that is copied."""
+LONGEST_NAME = 100
+"""The most letters of a folder's name that come from the class."""
+RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
+"""The names that Windows keeps to itself."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Where a photo's copy is."""
+
+    file: Path
+    is_new: bool
+    """Whether it was made now, rather than there already."""
+
+
+class Sorter:
+    """Copies photos to FOLDER/<class>/<name>, and never changes or replaces any other file."""
+
+    def __init__(self, folder: Path, inputs: Sequence[Path]) -> None:
+        real = folder.resolve()
+        for place in inputs:
+            if files.is_folder(place) and place.resolve() in (real, *real.parents):
+                raise TreeringError(f"cannot sort into {folder}, which lies in {place}: choose a folder outside")
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise TreeringError(f"cannot sort into {folder}: {error.strerror}") from None
+        self.folder = folder
+
+    def copy(self, photo: Path, class_name: str) -> Copy:
+        """Copy a photo into the folder of its class; a different photo of the same name there stays, beside the copy.
+
+        An equal one is not copied again. If the copying fails or is interrupted, nothing is left of it.
+        """
+        content, times = files.read(photo, LARGEST_PHOTO), photo.stat()
+        place = self.folder / folder_name(class_name)
+        place.mkdir(exist_ok=True)
+        for number in itertools.count(1):
+            target = place / (photo.name if number == 1 else f"{photo.stem}-{number}{photo.suffix}")
+            if _is_equal(target, content):
+                return Copy(target, is_new=False)
+            with contextlib.suppress(FileExistsError):
+                files.write(target, content, replace=False)
+                with contextlib.suppress(OSError):
+                    os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))
+                return Copy(target, is_new=True)
+        raise AssertionError("unreachable")
+
+
+def folder_name(class_name: str) -> str:
+    """Return a name that any system takes for a folder; one that differs from the class's has a digest of it."""
+    safe = "".join(letter if letter.isprintable() and letter not in '\\/:*?"<>|' else "_" for letter in class_name)
+    safe = safe[:LONGEST_NAME].strip(" ").rstrip(".") or "_"
+    safe = f"_{safe[1:]}" if safe.startswith((".", "-", "~")) else safe
+    if safe == class_name and safe.split(".")[0].lower() not in RESERVED and len(os.fsencode(safe)) <= 2 * LONGEST_NAME:
+        return safe
+    digest = hashlib.sha256(class_name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    while len(os.fsencode(safe)) > 2 * LONGEST_NAME:
+        safe = safe[:-1]
+    return f"{safe}-{digest}"
+
+
+def _is_equal(file: Path, content: bytes) -> bool:
+    """Return whether a regular file with this content is there."""
+    try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size != len(content):
+            return False
+        return files.read(file, LARGEST_PHOTO) == content
+    except OSError:
+        return False
