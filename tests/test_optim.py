@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from treering.core.network import IncrementalNetwork
-from treering.core.optim import SGD, noise_deviation
+from treering.core.optim import SGD, Adam, noise_deviation
 from treering.recipe import Optimizer
 
 QUIET = Optimizer(noise_eta=0.0, weight_decay=0.02)
@@ -291,3 +291,58 @@ def test_saved_momentum_belongs_to_its_parameters_in_any_memory_format(
     for part, taken_up in zip(one._views(one.momentum), other._views(other.momentum), strict=True):
         assert torch.equal(part, taken_up)
         assert part.abs().min() > 0
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["rows", "channels-last"])
+def test_adam_is_that_of_torch_with_decay_on_weight_tensors_alone(memory_format: torch.memory_format):
+    settings = replace(QUIET, kind="adam", reset_momentum=False)
+    network, theirs = (tiny_network().to(memory_format=memory_format) for _ in range(2))
+    decayed = [part for part in theirs.parameters() if part.ndim > 1]
+    others = [part for part in theirs.parameters() if part.ndim == 1]
+    reference = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}], betas=(0.9, 0.999)
+    )
+    optimizer, generator = Adam(network, settings, seeded()), seeded(4)
+    for epoch, lr in enumerate([0.05, 0.05, 0.005], start=1):
+        optimizer.start_epoch(lr, epoch, batch_size=128)
+        for group in reference.param_groups:
+            group["lr"] = lr
+        for _ in range(3):
+            gradients = random_gradients(network, generator)
+            apply(optimizer, network, gradients)
+            for name, part in theirs.named_parameters():
+                part.grad = gradients[name].clone()
+            reference.step()
+    for mine, part in zip(network.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, part, rtol=1e-6, atol=1e-7)  # the learning rate is kept in float32 there
+
+
+def test_adam_goes_on_from_its_saved_moments():
+    settings = replace(QUIET, kind="adam", reset_momentum=False)
+    through, halted = tiny_network(), tiny_network()
+    gradients = [random_gradients(through, seeded(seed)) for seed in (4, 5)]
+    whole, first = Adam(through, settings, seeded()), Adam(halted, settings, seeded())
+    for optimizer, network in ((whole, through), (first, halted)):
+        optimizer.start_epoch(0.05, 1, batch_size=128)
+        apply(optimizer, network, gradients[0])
+    second = Adam(halted, settings, seeded())
+    second.load_momentum(first.saved_momentum())
+    second.start_epoch(0.05, 2, batch_size=128)
+    apply(whole, through, gradients[1])
+    apply(second, halted, gradients[1])
+    for mine, part in zip(through.parameters(), halted.parameters(), strict=True):
+        assert torch.equal(mine, part)
+
+
+@pytest.mark.parametrize(("clip", "factor"), [(0.0, 1.0), (1e9, 1.0), (0.5, None)])
+def test_a_gradient_longer_than_the_bound_is_shortened_to_it(clip: float, factor: float | None):
+    network = tiny_network()
+    settings = replace(QUIET, clip=clip, weight_decay=0.0, momentum=0.0)
+    optimizer, gradients = SGD(network, settings, seeded()), random_gradients(network, seeded(4))
+    if factor is None:
+        factor = clip / math.sqrt(math.fsum(float(part.square().sum()) for part in gradients.values()))
+    expected = {name: part - 0.1 * factor * gradients[name] for name, part in network.named_parameters()}
+    optimizer.start_epoch(0.1, 1, batch_size=128)
+    apply(optimizer, network, gradients)
+    for name, part in network.named_parameters():
+        torch.testing.assert_close(part.detach(), expected[name].detach(), rtol=1e-6, atol=1e-7)

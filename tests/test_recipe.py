@@ -144,7 +144,11 @@ def test_a_text_with_a_delete_character_comes_back():
 
 
 def test_every_setting_is_written():
-    table = tomllib.loads(Recipe().to_toml())
+    recipe = Recipe().changed(
+        ["optimizer.kind=adam", "optimizer.clip=1", "training.shape=cosine", "balanced.shape=cosine"]
+    )
+    table = tomllib.loads(recipe.to_toml())
+    assert Recipe.from_dict(table) == recipe
 
     def assert_complete(part: Any, section: dict[str, Any]) -> None:
         assert list(section) and set(section) == {field.name for field in dataclasses.fields(part)}
@@ -152,7 +156,7 @@ def test_every_setting_is_written():
             if isinstance(value, dict):
                 assert_complete(getattr(part, name), value)
 
-    assert_complete(Recipe(), table)
+    assert_complete(recipe, table)
     assert table["training"]["drop_at"] == [10, 20, 30]
     assert table["optimizer"]["weight_decay"] == 1e-4
 
@@ -408,3 +412,15 @@ def test_a_section_given_as_a_table_in_python_keeps_what_it_leaves_out():
 def test_a_file_is_found_by_its_path(tmp_path: Path):
     Recipe(temperature=3.0).write(tmp_path / "mine.toml")
     assert Recipe.find(tmp_path / "mine.toml").temperature == 3.0
+
+
+def test_settings_that_came_later_are_written_only_where_they_differ_so_that_old_checksums_stay():
+    assert "clip" not in Recipe().to_toml()
+    assert Recipe.from_dict(Recipe().to_dict()) == Recipe()
+
+
+def test_a_cosine_begins_at_a_tenth_and_falls_to_almost_nothing():
+    schedule = Schedule(epochs=10, lr=2.0, shape="cosine")
+    rates = [schedule.lr_at(epoch) for epoch in range(10)]
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[1:] == pytest.approx([1 + math.cos(math.pi * epoch / 10) for epoch in range(1, 10)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,14 @@ MOST_ORDERS = 10**9
 """The number of class orders: NumPy takes not many more seeds."""
 
 
+def later(default: Any) -> Any:
+    """Return a field that recipes did not have at first: it is left out of files while it has its default.
+
+    So the recipes in older files, and their checksums, stay what they were.
+    """
+    return dataclasses.field(default=default, metadata={"later": True})
+
+
 @dataclass(frozen=True)
 class Settings(Checked):
     """Settings that are checked against their types, whether they come from a file or are made in Python."""
@@ -39,6 +48,15 @@ class Settings(Checked):
     @classmethod
     def described(cls, name: str) -> str:
         return f"a table [{name}], in Python {cls.__name__}(…)"
+
+    def _table(self) -> dict[str, Any]:
+        """Return the settings, those of the sections too, without `later` ones that have their default."""
+        table = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not (field.metadata.get("later") and value == field.default):
+                table[field.name] = value._table() if isinstance(value, Settings) else value
+        return table
 
     def _with(self, table: Mapping[str, Any], where: str = "") -> Self:
         """Return a copy with the settings of `table`, whose sections may be incomplete; errors begin with `where`."""
@@ -68,6 +86,9 @@ class Schedule(Settings):
     """The epochs, counted from 0 within the stage, at which the learning rate is divided by `drop_factor`."""
     drop_factor: float = 10.0
     """The number that divides the learning rate at each drop."""
+    shape: Literal["drops", "cosine"] = later("drops")
+    """drops: the learning rate falls at `drop_at`; cosine: the first epoch has a tenth of it, then it falls to almost 0
+    in half a cosine wave."""
 
     def _check_ranges(self) -> None:
         require(self.epochs >= 0, f"epochs must be 0 or more, not {self.epochs}")
@@ -77,12 +98,14 @@ class Schedule(Settings):
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate of `epoch`, counted from 0 within the stage."""
+        if self.shape == "cosine":
+            return self.lr * (0.5 + 0.5 * math.cos(math.pi * epoch / self.epochs) if epoch else 0.1)
         return self.lr / self.drop_factor ** sum(epoch >= drop for drop in self.drop_at)
 
 
 @dataclass(frozen=True)
 class Optimizer(Settings):
-    """The settings of stochastic gradient descent [5]."""
+    """The settings of the optimiser: stochastic gradient descent [5] or, for pretrained networks, Adam."""
 
     batch_size: int = 128
     """The number of images in a mini-batch [5]."""
@@ -99,6 +122,10 @@ class Optimizer(Settings):
     """The gradient, summed over the batch, gets noise of deviation eta / (1 + epoch)^gamma [5]; 0 turns it off."""
     noise_gamma: float = 0.55
     """The power by which that noise fades [5]."""
+    kind: Literal["sgd", "adam"] = later("sgd")
+    """adam is AdamW (Loshchilov and Hutter 2019): `momentum` is its beta 1, and its decay is always plain."""
+    clip: float = later(0.0)
+    """The largest length of the gradient of a batch; longer ones are shortened to it. 0 sets no bound."""
 
     def _check_ranges(self) -> None:
         require(self.batch_size >= 2, f"batch_size must be 2 or more (batch normalisation), not {self.batch_size}")
@@ -106,6 +133,7 @@ class Optimizer(Settings):
         require(self.weight_decay >= 0, f"weight_decay must be 0 or more, not {self.weight_decay}")
         require(self.noise_eta >= 0, f"noise_eta must be 0 or more, not {self.noise_eta}")
         require(self.noise_gamma >= 0, f"noise_gamma must be 0 or more, not {self.noise_gamma}")
+        require(self.clip >= 0, f"clip must be 0 or more, not {self.clip}")
 
 
 @dataclass(frozen=True)
@@ -225,8 +253,8 @@ class Recipe(Settings):
         require(self.pixel_scale > 0, f"pixel_scale must be above 0, not {self.pixel_scale}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting, defaults included, as the tables, lists and values that TOML and JSON hold."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        """Every setting, defaults included but for `later` ones, as the values that TOML and JSON hold."""
+        return json.loads(json.dumps(self._table()))
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Recipe:

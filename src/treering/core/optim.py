@@ -1,7 +1,8 @@
 """Stochastic gradient descent with momentum, norm-scaled decay and gradient noise [5], as the released code does it.
 
-All parameters of the network become views of one flat tensor, so that an update is a handful of operations whatever
-the number of layers and heads. Learning rate and noise level are device tensors, which a captured update reads anew.
+Adam, for pretrained networks, stands beside it. All parameters of the network become views of one flat tensor, so that
+an update is a handful of operations whatever the number of layers and heads. Learning rate and noise level are device
+tensors, which a captured update reads anew.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class SGD:
         ]
         self.group_of_element = torch.cat([_padded(group) for group in groups]).to(self.values.device)
         self._update = None
-        if network.engine.kernels:
+        if network.engine.kernels and type(self) is SGD and not settings.clip:
             self._update = fused.Update(self.group_of_element, len(self.decayed), network.head_of_class)
 
     def start_epoch(self, lr: float, epoch: int, batch_size: int) -> None:
@@ -69,8 +70,13 @@ class SGD:
         if self._update and self.network.engine.kernels:  # the kernels may have failed since
             self._update(self.values, self.momentum, gradient, noise, self.lr, self.noise_deviation, self.settings)
             return
+        if self.settings.clip:
+            gradient *= (self.settings.clip / gradient.norm().clamp_min(1e-12)).clamp_max(1)
         if noise is not None:
             gradient += self.noise_deviation * noise
+        self._descend(gradient)
+
+    def _descend(self, gradient: Tensor) -> None:
         if self.settings.weight_decay:
             gradient.addcmul_(self._decay_of_element(), self.values, value=self.settings.weight_decay)
         self.momentum.mul_(self.settings.momentum).add_(gradient)
@@ -87,8 +93,12 @@ class SGD:
 
     def load_momentum(self, saved: Tensor) -> None:
         """Set the momentum to what `saved_momentum` returned."""
+        self._fill(self.momentum, saved)
+
+    def _fill(self, flat: Tensor, saved: Tensor) -> None:
+        """Copy parameters in row order into a vector in the order of their memory."""
         sizes = [part.numel() for part in self.parameters]
-        for view, part in zip(self._views(self.momentum), saved.split(sizes), strict=True):
+        for view, part in zip(self._views(flat), saved.split(sizes), strict=True):
             view.copy_(part.view(view.shape))
 
     def _views(self, flat: Tensor) -> list[Tensor]:
@@ -108,6 +118,45 @@ class SGD:
         rows = self.network.weight.square().sum(1)
         heads = rows.new_zeros(len(rows) + 1).index_add(0, head_of_row, rows)
         return torch.cat([rows.new_zeros(1), *tensors, heads[head_of_row]])[self.group_of_element]
+
+
+class Adam(SGD):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), for networks that come with weights."""
+
+    BETA2 = 0.999
+    EPSILON = 1e-8
+
+    def __init__(self, network: IncrementalNetwork, settings: Optimizer, generator: torch.Generator) -> None:
+        super().__init__(network, settings, generator)
+        # First moments, second moments and the number of updates lie in one tensor, which is saved and restored whole.
+        self.momentum = self.values.new_zeros(2 * len(self.values) + 1)
+        first, second, count = self.momentum.split([len(self.values), len(self.values), 1])
+        self.first, self.second, self.updates = first, second, count
+
+    def _descend(self, gradient: Tensor) -> None:
+        beta1, beta2 = self.settings.momentum, self.BETA2
+        self.updates += 1
+        self.first.lerp_(gradient, 1 - beta1)
+        self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        if self.settings.weight_decay:
+            self.values.addcmul_(self.values * (self.group_of_element > 0), self.lr, value=-self.settings.weight_decay)
+        deviation = (self.second / (1 - beta2**self.updates)).sqrt_().add_(self.EPSILON)
+        self.values.addcmul_(self.first / deviation, self.lr / (1 - beta1**self.updates), value=-1)
+
+    def saved_momentum(self) -> Tensor:
+        """Return both moments with the elements of each parameter in row order, and the number of updates."""
+        views = [*self._views(self.first), *self._views(self.second)]
+        return torch.cat([*(part.flatten() for part in views), self.updates])
+
+    def load_momentum(self, saved: Tensor) -> None:
+        """Set the moments and the number of updates to what `saved_momentum` returned."""
+        half = sum(part.numel() for part in self.parameters)
+        for flat, part in zip((self.first, self.second), saved[:-1].split(half), strict=True):
+            self._fill(flat, part)
+        self.updates.copy_(saved[-1:])
+
+
+OPTIMIZERS: dict[str, type[SGD]] = {"sgd": SGD, "adam": Adam}
 
 
 def _padding(tensor: Tensor) -> int:

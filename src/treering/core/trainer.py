@@ -15,13 +15,20 @@ from torch import Tensor
 
 from treering.core.capture import CapturedUpdate
 from treering.core.network import IncrementalNetwork
-from treering.core.optim import SGD
+from treering.core.optim import OPTIMIZERS
 from treering.core.update import BatchUpdate, Constraint, Loss, TrainingSet, batch_plan
 from treering.errors import TreeringError
 from treering.recipe import Optimizer, Schedule
 from treering.runtime import randomness
 
 DIVERGED = "training diverged (its numbers are not finite): lower the learning rate"
+
+
+class DivergedError(TreeringError):
+    """Training whose numbers are not finite any more."""
+
+    def __init__(self) -> None:
+        super().__init__(DIVERGED)
 
 
 @dataclass(frozen=True)
@@ -177,14 +184,14 @@ class Trainer:
                     losses = torch.cat([self._pass(update, part, drawn=callable(training_set)) for part in parts])
                     mean_loss = float(losses.mean())  # waits for the epoch to end
                 if not math.isfinite(mean_loss):
-                    raise TreeringError(DIVERGED)
+                    raise DivergedError
                 extra = 0 if self.constraint is None else self.constraint.image_passes
                 passes = len(losses) * (batch_size + extra)
                 state = functools.partial(self._in_flight, number, epoch + 1, update)
                 course.watcher.epoch(EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state))
             # Losses precede their updates and use a batch's own statistics, so finite ones say nothing of predictions.
             if not self.network.predict_logits(update.training_set.images[:batch_size]).isfinite().all():
-                raise TreeringError(DIVERGED)
+                raise DivergedError
             course.previous = self._state(number, schedule.epochs, update)
         finally:
             self.network.eval()
@@ -196,7 +203,7 @@ class Trainer:
             self._captured.optimizer.momentum.zero_()
             return self._captured
         self._captured = None  # frees an old graph's memory first
-        optimizer = SGD(self.network, self.settings, self.generator)
+        optimizer = OPTIMIZERS[self.settings.kind](self.network, self.settings, self.generator)
         if not self.network.engine.captures:
             return BatchUpdate(self.network, optimizer, self.loss, training_set, batch_size, self.constraint)
         self._captured = CapturedUpdate(self.network, optimizer, self.loss, training_set, batch_size, self.constraint)

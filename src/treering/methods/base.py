@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from treering.core import augment, losses, selection
 from treering.core.memory import Memory
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import DIVERGED, Trainer, restore_generator
+from treering.core.trainer import DivergedError, Trainer, restore_generator
 from treering.core.update import Constraint, TrainingSet, batch_plan
 from treering.errors import TreeringError
 from treering.methods.plan import Counts, StagePlan
@@ -258,7 +258,7 @@ class Method(ABC):
         """Return the `count` best images of each class by the recipe's selection rule, best first [3.1]."""
         features = [self.features(images) for images in candidates.values()]
         if features and not torch.cat(features).isfinite().all():
-            raise TreeringError(DIVERGED)
+            raise DivergedError
         rankings = selection.rank(features, count, selection.RULES[self.recipe.memory.selection], self.generator)
         return {
             label: pixels.tensor(candidates[label][ranking]).to(self.network.device)
