@@ -380,11 +380,13 @@ def test_a_read_only_folder_is_refused_and_stays_readable(folder: Path, older: L
 
 
 HOLD_LOCK = """
-import sys, filelock
-with filelock.FileLock(sys.argv[1], timeout=0):
-    sys.stdout.write("locked")
-    sys.stdout.flush()
-    sys.stdin.read()
+import os, sys
+from pathlib import Path
+from treering.runtime import files
+assert files.try_lock(files.opened(Path(sys.argv[1]), os.O_RDWR | os.O_CREAT))
+sys.stdout.write("locked")
+sys.stdout.flush()
+sys.stdin.read()
 """
 
 
@@ -708,7 +710,7 @@ def test_windows_is_asked_again_to_replace_a_file_that_somebody_reads(
     with pytest.raises(PermissionError):
         files.write(tmp_path / "file", b"new")
     refusals.clear()
-    monkeypatch.setattr(files, "os", SimpleNamespace(name="nt", fsync=os.fsync))
+    monkeypatch.setattr(files, "os", SimpleNamespace(**vars(os) | {"name": "nt"}))
     files.write(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"new"
     assert len(refusals) == 2

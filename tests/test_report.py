@@ -112,7 +112,7 @@ def test_a_folder_that_is_not_there_or_has_no_results_is_refused(tmp_path: Path)
 @pytest.mark.usefixtures("no_drawing")
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(TreeringError, match=r"cannot write to .*out: .*; choose another folder"):
+    with pytest.raises(TreeringError, match=r"cannot write .*out: .*; choose another folder"):
         report.write(save(tmp_path / "results", result()), tmp_path / "out")
 
 

@@ -12,14 +12,13 @@ import re
 import shutil
 import subprocess
 import sys
-import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import filelock
 import numpy as np
 import pytest
 import run_helper
@@ -47,7 +46,7 @@ from treering.experiments.result import run_name
 from treering.experiments.run import RunProgress, StreamRun
 from treering.recipe import Run, ready_names
 from treering.runtime import commit as commits
-from treering.runtime import files
+from treering.runtime import file_lock, files
 from treering.storage import resume as in_flight
 
 KEYS = {
@@ -673,12 +672,14 @@ def test_what_a_killed_program_was_writing_is_removed_and_what_another_writes_is
     case = interruptible("plain", tmp_path)
     folder = tmp_path / "results" / ".unfinished"
     folder.mkdir(parents=True)
-    abandoned, fresh = folder / f"{files.TEMPORARY}1", folder / f"{files.TEMPORARY}2"
-    for file in (abandoned, fresh):
+    abandoned, fresh = (folder / f"{files.TEMPORARY}{uuid.uuid4().hex}" for _ in range(2))
+    foreign = folder / f"{files.TEMPORARY}of-somebody-else"
+    for file in (abandoned, fresh, foreign):
         file.write_bytes(b"half")
-    os.utime(abandoned, (0, time.time() - 3700))
-    case.check_the_end("results", case.epochs)
-    assert [file.exists() for file in (abandoned, fresh)] == [False, True]
+    with fresh.open("rb") as stream:
+        assert files.try_lock(stream.fileno())
+        case.check_the_end("results", case.epochs)
+    assert [file.exists() for file in (abandoned, fresh, foreign)] == [False, True, True]
 
 
 def test_a_good_state_stays_where_memory_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -851,6 +852,8 @@ def test_a_loss_that_is_not_a_number_in_a_later_step_is_a_clear_error_and_no_res
 def test_two_processes_cannot_be_at_one_run(tmp_path: Path) -> None:
     run = StreamRun(TINY, tiny_images(), tmp_path)
     run.state.file.parent.mkdir(parents=True)
-    with filelock.FileLock(run.state.file.with_suffix(".lock")), pytest.raises(TreeringError, match="another process"):
+    lock = run.state.file.with_suffix(".lock")
+    other_run = file_lock.held(lock, lock.with_suffix(".writer"))
+    with other_run, pytest.raises(TreeringError, match=rf"\(process {os.getpid()}, since .*\) is doing this run"):
         run()
     assert not run.result_file.exists()

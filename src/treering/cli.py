@@ -107,7 +107,8 @@ def recipes(
 
     lines = [line for file in ready_files() for line in (*file.overview(), "")]
     text = Recipe.find(name).to_toml() if name else "\n".join(lines)
-    console.print(text.rstrip(), soft_wrap=True, highlight=False, markup=False)
+    for line in text.rstrip().split("\n"):
+        Terminal(console).line(line)
 
 
 @app.command()

@@ -22,6 +22,7 @@ from treering.data.stream import Dataset, class_order, split_steps
 from treering.errors import TreeringError
 from treering.progress import Progress as StepProgress
 from treering.recipe import Recipe
+from treering.terminal import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +99,7 @@ def run(console: Console, out: Path, order: int) -> None:
     pictures = draw(outcomes, steps, out)
     console.print(f"{time.perf_counter() - start:.0f} s. The picture:")
     for picture in pictures:
-        console.print(f"  {picture}", soft_wrap=True, highlight=False)
+        Terminal(console).line(f"  {picture}")
 
 
 def _table(outcomes: dict[str, Outcome], steps: list[list[int]]) -> Table:

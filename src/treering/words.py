@@ -1,14 +1,37 @@
-"""How names, numbers and times are written for people."""
+"""How names, messages, numbers and times are written for people."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import unicodedata
+
+NAME, MESSAGE = 200, 2000
+"""The most letters that are shown of a name, and of a message."""
+VISIBLE = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+"""Signs of Arabic, Syriac and Kaithi numbers, which are letters to the eye and format characters to Unicode."""
+UNSHOWN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""The Unicode categories of what steers a terminal, turns the direction of writing, or has no width."""
 
 
-def shown(name: str | Path) -> str:
-    """Return a name as it can be printed in one line, whatever bytes it has."""
-    text = str(name).encode("utf-8", "replace").decode()
-    return "".join(letter if letter >= " " and letter != "\x7f" else " " for letter in text)
+def shown(name: object, most: int = NAME) -> str:
+    r"""Return a name or message as it can be printed in one line, whatever is in it.
+
+    What would steer a terminal, change the order of letters or not be seen is written as in Python: `\x1b`, `\u202e`.
+    Of a text that is too long, the middle is left out.
+    """
+    text = str(name)
+    if len(text) > most:
+        text = text[: most // 2] + "…" + text[len(text) - (most - 1 - most // 2) :]
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(letter) if _is_unshown(letter) else letter for letter in text)
+
+
+def _is_unshown(letter: str) -> bool:
+    return unicodedata.category(letter) in UNSHOWN and letter not in VISIBLE
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:

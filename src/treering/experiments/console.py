@@ -7,14 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Column
 
 from treering.experiments.forecast import Forecast
 from treering.experiments.run import RunProgress, StreamRun
 from treering.experiments.scheduler import Observer, Outcome
-from treering.terminal import Terminal
-from treering.words import duration
+from treering.terminal import Table, Terminal
+from treering.words import duration, shown
 
 
 class RunDisplay(Observer):
@@ -24,8 +23,10 @@ class RunDisplay(Observer):
         self.console, self.terminal = console, Terminal(console)
         self._labels = _short_names(names)
         # In a narrow terminal only the name is cut.
-        where = TextColumn("{task.percentage:3.0f} % {task.fields[now]}", table_column=Column(no_wrap=True))
-        name = TextColumn("{task.description}", table_column=Column(overflow="ellipsis"))
+        where = TextColumn(
+            "{task.percentage:3.0f} % {task.fields[now]}", markup=False, table_column=Column(no_wrap=True)
+        )
+        name = TextColumn("{task.description}", markup=False, table_column=Column(overflow="ellipsis"))
         self._lines = Progress(where, name, console=console, disable=not console.is_interactive)
 
     def __enter__(self) -> RunDisplay:
@@ -40,7 +41,7 @@ class RunDisplay(Observer):
 
     def begins(self, name: str, run: StreamRun) -> None:
         if self.console.is_interactive:
-            line = self._lines.add_task(self._labels[name], total=run.image_passes_planned, now="starting")
+            line = self._lines.add_task(shown(self._labels[name]), total=run.image_passes_planned, now="starting")
             run.watch = self._changing_line(line)
         else:
             self.terminal.line(f"{name}: {run.image_passes_planned:,} image passes in all")
@@ -75,7 +76,7 @@ def show_results(console: Console, outcomes: Mapping[str, Outcome], results: Pat
         figures = (outcome["average_without_first"], outcome["average"], outcome["accuracy"][-1])
         rate, minutes = outcome["images_per_second"], outcome["seconds"] / 60
         cells = ["" if value is None else f"{value:.2f}" for value in figures]
-        table.add_row(Text(name), *cells, f"{rate:,.0f}", f"{minutes:.1f}")
+        table.add_row(name, *cells, f"{rate:,.0f}", f"{minutes:.1f}")
     if table.row_count:
         console.print(table)
         Terminal(console).line(f"Results are in {results.resolve()}")
@@ -87,7 +88,7 @@ def show_forecast(console: Console, runs: Sequence[Forecast], device: str) -> No
     for column in ("run", "image passes", "time", "state"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
     for run in runs:
-        table.add_row(Text(run.name), f"{run.image_passes:,}", duration(run.seconds), run.state)
+        table.add_row(run.name, f"{run.image_passes:,}", duration(run.seconds), run.state)
     console.print(table)
     passes = sum(run.image_passes for run in runs if run.to_do)
     seconds = sum(run.seconds for run in runs if run.to_do)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 
 from treering import methods, session
@@ -27,7 +26,7 @@ from treering.experiments.result import Result, method_label
 from treering.experiments.state import Record, StateFile
 from treering.methods.base import Step
 from treering.recipe import Recipe
-from treering.runtime import files
+from treering.runtime import file_lock, files
 from treering.runtime.commit import current_commit
 from treering.runtime.device import describe
 from treering.version import __version__
@@ -129,15 +128,12 @@ class StreamRun(Watcher):
         lock = self.state.file.with_suffix(".lock")
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
-            files.remove_abandoned(lock.parent)
-            with filelock.FileLock(lock, timeout=0):
+            with file_lock.held(lock, lock.with_suffix(".writer")):
                 return result.finished(self.recipe, self.results, self._data) or self._run()
-        except filelock.Timeout:
-            raise TreeringError(
-                "another process is doing this run: wait for it, or choose another results folder"
-            ) from None
+        except file_lock.HeldError as holder:
+            raise TreeringError(f"{holder} is doing this run: wait for it, or choose another results folder") from None
         except OSError as error:
-            raise TreeringError(f"cannot write to {self.results}: {error.strerror or error}") from None
+            raise TreeringError(files.why(self.results, error)) from None
 
     def _run(self) -> Result:
         self.prepare()

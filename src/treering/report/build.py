@@ -38,7 +38,7 @@ def write(results: Path, out: Path) -> list[Path]:
         for file in earlier - contents.keys():
             file.unlink(missing_ok=True)
     except OSError as error:
-        raise TreeringError(f"cannot write to {out}: {error.strerror or error}; choose another folder") from None
+        raise TreeringError(f"{files.why(out, error)}; choose another folder") from None
     return list(contents)
 
 

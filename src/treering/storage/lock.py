@@ -3,55 +3,53 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
-import filelock
-
 from treering.errors import TreeringError
-from treering.runtime import files
+from treering.runtime import file_lock, files
 from treering.storage import manifest as manifests
 from treering.storage import names
+
+LOCK, NOTE = ".lock", ".writer"
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Be the folder's only writer; it is created if it does not exist, and removed again if it stays empty."""
     made = not files.exists(path)
+    before = None
     try:
         _make_folder(path)
-        with filelock.FileLock(path / ".lock", timeout=0):
+        before = _version(path)
+        with file_lock.held(path / LOCK, path / NOTE):
+            before = _version(path)
             try:
-                since = datetime.now(UTC).isoformat(timespec="seconds")
-                (path / ".writer").write_text(json.dumps({"process": os.getpid(), "since": since}))
                 yield
             finally:
-                (path / ".writer").unlink(missing_ok=True)
-                if not any(names.is_ours(file.name) for file in path.iterdir() if file.name != ".lock"):
+                if not any(names.is_ours(file.name) for file in path.iterdir() if file.name not in (LOCK, NOTE)):
                     with contextlib.suppress(PermissionError):  # Windows removes the lock when it is released
-                        (path / ".lock").unlink()
-    except filelock.Timeout:
-        raise TreeringError(f"{_writer(path)} is writing {path}: wait until it has ended, then try again") from None
+                        (path / LOCK).unlink()
+    except file_lock.HeldError as holder:
+        raise TreeringError(f"{holder} is writing {path}: wait until it has ended, then try again") from None
     except OSError as error:
-        raise TreeringError(
-            f"cannot save to {path}: {error.strerror or error}; what it held before is intact"
-        ) from error
+        reason = error.strerror or error
+        if _version(path) == before:
+            raise TreeringError(f"cannot save to {path}: {reason}; what it held before is intact") from error
+        raise TreeringError(f"{path} was changed, but may not survive a power failure: {reason}") from error
     finally:
         if made:
             with contextlib.suppress(OSError):  # the folder holds something
                 path.rmdir()
 
 
-def _writer(path: Path) -> str:
-    """Return who holds the lock, for a message."""
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells one manifest of the folder from another: each is a file of its own."""
     try:
-        writer = json.loads((path / ".writer").read_bytes())
-        return f"another treering (process {int(writer['process'])}, since {writer['since']})"
-    except (OSError, ValueError, LookupError, TypeError):
-        return "another process"
+        found = (path / manifests.NAME).lstat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _make_folder(path: Path) -> None:
