@@ -15,7 +15,7 @@ import treering
 from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.experiments import MOST_AT_ONCE
 from treering.recipe import MOST_ORDERS, Recipe
-from treering.runtime import allocator
+from treering.runtime import allocator, threads
 from treering.terminal import Bars, Terminal, interruptible, print_error, show_warnings
 
 app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
@@ -28,6 +28,12 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         console.print(f"treering {treering.__version__}", highlight=False)
         raise typer.Exit
+
+
+def _limit_threads(count: int | None) -> int | None:
+    if count:
+        threads.limit(count)
+    return count
 
 
 @app.callback()
@@ -57,6 +63,7 @@ Data = Annotated[Path, typer.Option(help="Folder that holds the datasets.")]
 Results = Annotated[Path, typer.Option(help="Folder of the result files.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Threads = Annotated[int | None, typer.Option(min=1, callback=_limit_threads, help="Threads to compute and read with.")]
 AtOnce = Annotated[int, typer.Option(min=1, max=MOST_AT_ONCE, help="Runs that a GPU trains together.")]
 
 
@@ -71,7 +78,10 @@ def run(
     at_once: AtOnce = 8,
 ) -> None:
     """Run the method of each recipe over its dataset's stream; on a GPU several runs train at once."""
-    _run([Recipe.find(name).changed(change or []) for name in recipes], data, results, download, device, at_once)
+    from treering.experiments.commands import run_all
+
+    changed = [Recipe.find(name).changed(change or []) for name in recipes]
+    run_all(console, changed, data, results, download, device, at_once)
 
 
 @app.command()
@@ -87,15 +97,15 @@ def reproduce(
     at_once: AtOnce = 8,
 ) -> None:
     """Do every run of a table of the paper that is not done yet."""
-    from treering.experiments import paper
+    from treering.experiments import commands, paper
 
     found = paper.find(experiment)
     runs = paper.chosen(list(found.runs(orders)), only or [])
     Terminal(console).line(f"{found.title}: {len(runs)} runs")
     if dry_run:
-        _forecast(runs, data, results, device)
+        commands.forecast_all(console, runs, data, results, device)
     else:
-        _run(runs, data, results, download, device, at_once)
+        commands.run_all(console, runs, data, results, download, device, at_once)
 
 
 @app.command()
@@ -124,34 +134,6 @@ def report(
     Terminal(console).line(f"{len(files)} files; open {(out / 'index.html').resolve()}")
 
 
-def _run(recipes: list[Recipe], data: Path, results: Path, download: bool, device: str, at_once: int) -> None:
-    from treering.experiments import scheduler
-    from treering.experiments.console import RunDisplay, show_results
-    from treering.experiments.result import run_name
-    from treering.runtime.device import find_device
-
-    place = scheduler.Place(data, results, find_device(device), download)
-    with interruptible("interrupted; run the same command again to go on from the last saved state"):
-        with RunDisplay(console, [run_name(recipe) for recipe in recipes]) as display:
-            outcomes = scheduler.run_all(recipes, place, at_once, display)
-        show_results(console, outcomes, results)
-    errors = scheduler.failures(outcomes)
-    for error in errors:
-        print_error(error)
-    if errors:
-        sys.exit(2)
-
-
-def _forecast(recipes: list[Recipe], data: Path, results: Path, device: str) -> None:
-    from treering.experiments.console import show_forecast
-    from treering.experiments.forecast import forecast
-    from treering.experiments.scheduler import Place
-    from treering.runtime.device import describe, find_device
-
-    place = Place(data, results, find_device(device))
-    show_forecast(console, forecast(recipes, place), describe(place.device))
-
-
 ModelPath = Annotated[Path, typer.Argument(help="The model's folder.", readable=False)]
 """A path that typer does not check, so that treering itself can say what is wrong with it."""
 
@@ -178,6 +160,7 @@ def learn(
     keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of a new model's weights, augmentation and batches.")] = 0,
     device: Device = "auto",
+    threads: Threads = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Train a new model end to end: for photos unlike those of ImageNet.")
     ] = False,
@@ -229,11 +212,12 @@ def predict(
     watch: Annotated[Path | None, typer.Option(help="Tell each photo that appears here, until Ctrl-C.")] = None,
     sort_into: Annotated[Path | None, typer.Option(help="Copy each photo to FOLDER/<class>/<name>.")] = None,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Say what images show; the exit code is 1 if any image could not be read."""
     from treering.photos.answers import Answers, Question, answer
 
-    question = Question(model, inputs or [], top, device, watch=watch, sort_into=sort_into)
+    question = Question(model, inputs or [], top, device, threads, watch, sort_into)
     with interruptible():
         good = answer(question, Answers(console, Console(stderr=True), as_json))
     if not good:
@@ -246,6 +230,7 @@ def evaluate(
     folder: Annotated[Path, typer.Argument(help="FOLDER/<class>/<image>, images not trained on.", readable=False)],
     picture: Annotated[Path | None, typer.Option(help="Draw the confusion matrix to this PNG file.")] = None,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Count how many images of a folder the model gets right, class by class."""
     from treering import evaluation
@@ -319,6 +304,7 @@ def _usage(error: Any) -> str:
 def main() -> None:
     """Run the `treering` command."""
     allocator.keep()
+    threads.sleep_while_waiting()
     show_warnings()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # large photos and damaged camera data are fine
     for stream in (sys.stdout, sys.stderr):

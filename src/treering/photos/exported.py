@@ -6,8 +6,6 @@ The file may come from a stranger: its size, its graph and what it says of itsel
 from __future__ import annotations
 
 import functools
-import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 from treering.checked import Checked, checked, parse_json, require
 from treering.errors import TreeringError, first_line
 from treering.prediction import Teller
+from treering.runtime import files
 
 MOST_BYTES = 2**30
 """The largest file that is read."""
@@ -55,7 +54,11 @@ def opened(file: Path, threads: int | None = None) -> Teller:
         import onnxruntime
     except ImportError:
         raise TreeringError("ONNX files need more packages: pip install 'treering[export]'") from None
-    content = _content(file)
+    try:
+        content = files.read(file, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TreeringError(f"cannot read {file}: {reason}") from None
     try:
         names, how = _facts(content)
     except TreeringError as error:
@@ -101,22 +104,6 @@ def _resized(images: np.ndarray, side: int) -> np.ndarray:
     weights = np.clip(1 - np.abs(np.arange(held) + 0.5 - centre[:, None]) / reach, 0, None)
     weights = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
     return np.rint(weights @ (images @ weights.T)).clip(0, 255)
-
-
-def _content(file: Path) -> bytes:
-    """Return the bytes of a regular file of bounded size."""
-    try:
-        handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        with os.fdopen(handle, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise TreeringError(f"{file} is not a regular file: give a model's folder, or an exported .onnx file")
-            content = stream.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise TreeringError(f"cannot read {file}: {reason}") from None
-    if len(content) > MOST_BYTES:
-        raise TreeringError(f"{file} has more than {MOST_BYTES:,} bytes: give a file that treering exported")
-    return content
 
 
 # The file as such: nested messages of protocol buffers. Numbers below are those of the fields in onnx.proto.
