@@ -28,7 +28,7 @@ from treering import Recipe
 from treering.core import backbones
 from treering.data.stream import Dataset, ResidentImages
 from treering.experiments import run as runner
-from treering.experiments import scheduler
+from treering.experiments import scheduler, stored
 from treering.experiments.console import RunDisplay, show_results
 from treering.experiments.result import run_name
 from treering.methods import Method
@@ -123,7 +123,7 @@ def attempt(recipe: Recipe, images: ResidentImages, results: Path, moment: int =
 def outcome(results: Path, kills: int, in_flight: int) -> dict[str, Any]:
     """What a finished run left."""
     (file,) = results.glob("*.json")
-    facts = {"result": json.loads(file.read_text()), "digest": (results / "digest").read_text()}
+    facts = {"result": stored.read(file), "digest": (results / "digest").read_text()}
     return facts | {"kills": kills, "resumed_in_flight": in_flight}
 
 
@@ -167,7 +167,7 @@ def without_times(result: dict[str, Any]) -> dict[str, Any]:
 
 def result_files(folder: Path) -> dict[str, dict[str, Any]]:
     """The results in a folder without what differs between two runs of one recipe."""
-    return {file.name: without_times(json.loads(file.read_bytes())) for file in folder.glob("*.json")}
+    return {file.name: without_times(stored.read(file)) for file in folder.glob("*.json")}
 
 
 def run_in_console(screen: Console, recipes: Sequence[Recipe], data: Path, results: Path) -> list[str]:

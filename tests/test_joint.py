@@ -21,6 +21,7 @@ from test_icarl import ready
 
 from treering import Augmentation, Budget, Learner, Recipe, data
 from treering.core import backbones
+from treering.experiments import stored
 from treering.experiments.result import run_name
 from treering.experiments.run import StreamRun
 from treering.recipe import Run
@@ -111,7 +112,7 @@ NAME = "tiny-6-joint-no-memory-order0-seed0"
 def test_a_run_of_one_step_has_no_average_without_the_first(tmp_path: Path) -> None:
     result = StreamRun(ONE, tiny_images(), tmp_path)()
     assert run_name(ONE) == NAME
-    written = json.loads((tmp_path / f"{NAME}.json").read_text())
+    written = stored.read(tmp_path / f"{NAME}.json")
     assert written == json.loads(json.dumps(result))
     assert written["average_without_first"] is None
     assert [written["average"]] == written["accuracy"]

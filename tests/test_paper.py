@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import report_helper
 import torch
 from rich.console import Console
 
@@ -141,7 +142,7 @@ def test_a_dry_run_tells_what_is_done_and_what_is_unfinished(tmp_path: Path, mon
     result = tmp_path / "results" / f"{run_name(done)}.json"
     state = tmp_path / "results" / ".unfinished" / f"{run_name(begun)}.safetensors"
     state.parent.mkdir(parents=True)
-    result.write_text(json.dumps({"recipe": done.to_dict()}))
+    result.write_text(json.dumps(report_helper.result(recipe=done.to_dict())))
     state.write_text("")
 
     def rows() -> dict[str, str]:
@@ -150,7 +151,7 @@ def test_a_dry_run_tells_what_is_done_and_what_is_unfinished(tmp_path: Path, mon
 
     assert "done" in rows()[run_name(done)]
     assert "unfinished" in rows()[run_name(begun)]
-    result.write_text(json.dumps({"recipe": replace(done, temperature=3.0).to_dict()}))
+    result.write_text(json.dumps(report_helper.result(recipe=replace(done, temperature=3.0).to_dict())))
     assert "another run is in the way" in rows()[run_name(done)]
 
 

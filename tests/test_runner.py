@@ -40,7 +40,7 @@ from run_helper import (
 import treering
 from treering import Augmentation, Budget, Optimizer, Recipe, Schedule, TreeringError, data, methods
 from treering.core import backbones, trainer
-from treering.experiments import result, scheduler
+from treering.experiments import result, scheduler, stored
 from treering.experiments import run as runner
 from treering.experiments.result import run_name
 from treering.experiments.run import RunProgress, StreamRun
@@ -109,7 +109,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 def test_a_result_has_every_promised_key_and_the_file_holds_it(watched: Watched) -> None:
     assert set(watched.result) >= KEYS
-    assert json.loads(watched.file.read_text()) == json.loads(json.dumps(watched.result))
+    assert stored.read(watched.file) == json.loads(json.dumps(watched.result))
     assert watched.file.name == "tiny-4+5+3-eeil-bf-total25-random-order2-seed7.json"
 
 

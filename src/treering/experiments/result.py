@@ -1,8 +1,7 @@
-"""Result files: their names, and whether a run has one already. Neither needs the data or a network."""
+"""The names of result files, and whether a run has one already. Neither needs the data or a network."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 
 from treering import methods
 from treering.errors import TreeringError
+from treering.experiments import stored
+from treering.experiments.stored import Result
 from treering.recipe import Recipe
-from treering.runtime import files
 
 logger = logging.getLogger(__name__)
-
-Result = dict[str, Any]
 
 
 def method_label(recipe: Recipe) -> str:
@@ -65,11 +63,9 @@ def finished(recipe: Recipe, results: Path, data: Mapping[str, Any] | None = Non
 
 
 def _own(file: Path, recipe: Recipe, data: Mapping[str, Any]) -> Result:
+    result = stored.read(file)
     try:
-        result: Result = json.loads(file.read_bytes())
         made_by = Recipe.from_dict(result["recipe"])  # settings newer than the result have their defaults
-    except OSError as error:
-        raise TreeringError(f"cannot read {file}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise TreeringError(f"{file} is not a result: remove it, or choose another folder") from None
     if made_by != recipe:
@@ -82,15 +78,3 @@ def _own(file: Path, recipe: Recipe, data: Mapping[str, Any]) -> Result:
 def is_of_other_images(facts: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
     """Return whether `facts` describe a run on other images than `data` does; facts that are missing do not count."""
     return any(facts.get(fact, wanted) != wanted for fact, wanted in data.items())
-
-
-def write(file: Path, result: Result) -> None:
-    """Write a result as JSON with one line for each key."""
-    lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
-    write_bytes(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
-
-
-def write_bytes(file: Path, content: bytes) -> None:
-    """Write a file into a folder that somebody may have removed while the run trained."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    files.write(file, content)

@@ -21,9 +21,10 @@ from treering.core import metrics
 from treering.core.trainer import EpochReport, InFlight, Watcher
 from treering.data.stream import ResidentImages, Stream, StreamStep, class_order
 from treering.errors import TreeringError
-from treering.experiments import result
-from treering.experiments.result import Result, method_label
+from treering.experiments import result, stored
+from treering.experiments.result import method_label
 from treering.experiments.state import Record, StateFile
+from treering.experiments.stored import Result
 from treering.methods.base import Step
 from treering.recipe import Recipe
 from treering.runtime import file_lock, files
@@ -155,7 +156,7 @@ class StreamRun(Watcher):
         # The method's own result comes last: once its file exists, the run is finished.
         for label in reversed(self._readouts):
             made = self._result(label)
-            result.write(self.files[label], made)
+            stored.write(self.files[label], made)
         self.state.remove()
         return made
 

@@ -14,8 +14,9 @@ from treering import data
 from treering.data.stream import ResidentImages
 from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.experiments import MOST_AT_ONCE
-from treering.experiments.result import Result, finished, is_of_other_images, result_file, run_name
+from treering.experiments.result import finished, is_of_other_images, result_file, run_name
 from treering.experiments.run import StreamRun, data_facts
+from treering.experiments.stored import Result
 from treering.recipe import Recipe
 from treering.runtime import interrupts
 

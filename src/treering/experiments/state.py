@@ -12,7 +12,7 @@ import safetensors
 import torch
 
 from treering.core.trainer import InFlight
-from treering.experiments import result
+from treering.experiments import stored
 from treering.experiments.result import is_of_other_images
 from treering.methods.base import Method, Snapshot
 from treering.recipe import Recipe
@@ -68,7 +68,7 @@ class StateFile:
         tensors |= {f"memory.{label}": images for label, images in start.exemplars.items()}
         facts = asdict(record) | {"recipe": self.recipe.to_dict(), "data": self.data, "head_sizes": start.head_sizes}
         training, facts["fits"] = resume.pack(in_flight)
-        result.write_bytes(self.file, resume.to_bytes(tensors | training, facts))
+        stored.write_bytes(self.file, resume.to_bytes(tensors | training, facts))
 
     def take_up(self, method: Method, step_sizes: list[int], device: str) -> tuple[Record, InFlight | None] | None:
         """Restore the method from the saved state; return the record so far, and the step that was under way.

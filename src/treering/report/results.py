@@ -1,10 +1,9 @@
-"""Result files: reading and checking them, and telling apart runs whose settings differ."""
+"""The results of a folder as reports use them, and telling apart runs whose settings differ."""
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,11 +13,13 @@ from typing import Any
 
 from treering import recipe as recipes
 from treering.errors import TreeringError
-from treering.experiments import paper
+from treering.experiments import paper, stored
 from treering.experiments.result import run_name
 from treering.recipe import Recipe
+from treering.words import shown
 
-Result = dict[str, Any]
+
+Result = stored.Result
 """One result file, with its `variant`."""
 
 
@@ -107,10 +108,10 @@ class Setting:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Read the result files of a folder."""
+    """Read the result files of a folder; each result also has the `variant` of its settings."""
     if not folder.is_dir():
         raise TreeringError(f"there is no folder {folder}: give the one that `treering run` wrote its results to")
-    results = [_read(path) for path in sorted(folder.glob("*.json"))]
+    results = [_read(file) for file in sorted(folder.glob("*.json"))]
     if not results:
         raise TreeringError(f"{folder} holds no results: `treering run` writes some, or give another folder")
     known = {name: [recipe] for name, recipe in _ready_recipes().items()}
@@ -157,35 +158,18 @@ def device_seconds(results: Sequence[Result]) -> list[float]:
     return list(trainings.values())
 
 
-def _read(path: Path) -> Result:
-    try:
-        result: Result = json.loads(path.read_bytes())
-        sound = _is_sound(result)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        sound = False
-    except OSError as error:
-        raise TreeringError(f"cannot read {path}: {error.strerror or error}") from None
-    if not sound:
-        raise TreeringError(f"{path} is not a result of `treering run`: move it out of this folder")
-    return result
+def _read(file: Path) -> Result:
+    """Read a result whose names can be shown in tables and pictures."""
+    return {name: _plain(value) for name, value in stored.read(file).items()}
 
 
-def _is_sound(result: Result) -> bool:
-    """Tell whether everything that reports need is there and fits together; a result of another form raises."""
-    setting_of(result)
-    averages = [value for value in (result["average"], result["average_without_first"]) if value is not None]
-    steps, classes = len(result["accuracy"]), len(result.get("class_order") or [])
-    history, confusion = result.get("class_accuracy"), result.get("confusion")
-    numbers = [result.get("runs_at_once", 1), result.get("images_per_second", 1.0)]
-    numbers += [*result.get("task_aware_accuracy", ()), *(value for step in history or () for value in step)]
-    return (
-        steps > 0
-        and isinstance(result["order"], int)
-        and isinstance(result["seed"], int)
-        and all(math.isfinite(value) for value in [*result["accuracy"], *averages, result["seconds"], *numbers])
-        and (not history or len(history) == steps)
-        and (not confusion or [len(row) for row in confusion] == [classes] * classes)
-    )
+def _plain(value: Any) -> Any:
+    """Return a value of a result with its texts as they can be shown, lists of numbers as they are."""
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return [shown(text) for text in value]
+    return value
 
 
 def _variant(result: Result, known: dict[str, list[Recipe]]) -> int:
