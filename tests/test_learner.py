@@ -315,7 +315,7 @@ def test_parameters_are_those_of_the_constructor() -> None:
     assert all(learner.get_params()[name] is value for name, value in arguments.items())
     assert learner.set_params(seed=4, memory=Budget("per-class", 2)) is learner
     assert (learner.seed, learner.memory) == (4, Budget("per-class", 2))
-    with pytest.raises(TreeringError, match="unknown parameter colour; valid: backbone, memory"):
+    with pytest.raises(TreeringError, match="unknown parameter colour; known: backbone, memory"):
         learner.set_params(colour="red")
 
 
@@ -696,7 +696,7 @@ def test_what_is_learnt_first_is_missing_before_as_scikit_learn_has_it() -> None
     assert not hasattr(Learner(), "classes_")
 
 
-@pytest.mark.parametrize("recipe", ["digits", {}, 3])
+@pytest.mark.parametrize("recipe", [b"digits", {}, 3])
 def test_a_recipe_that_is_none_is_refused(recipe: Any) -> None:
     with pytest.raises(TreeringError, match="recipe must be a Recipe"):
         Learner(recipe=recipe).partial_fit(*examples({"cat": 2, "dog": 2}))

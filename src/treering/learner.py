@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from treering import evaluation, model, session
+from treering import evaluation, model, parameters, session
 from treering import export as exporting
 from treering.core.trainer import InFlight, Watcher
-from treering.errors import TreeringError
+from treering.errors import TreeringError, nearest
 from treering.images import arrays, given
 from treering.model import Model
 from treering.progress import Progress, Reporter
@@ -52,9 +52,9 @@ class Learner:
         N x C x H x W to features N x D, a copy of which is trained. It replaces the recipe's.
     memory : int or Budget, optional
         How many images of old classes to keep in all, or a `Budget`. It replaces the recipe's.
-    recipe : Recipe, optional
-        Every other setting. The default is the paper's for CIFAR-100, which holds twelve copies of each image in
-        memory; `Recipe.find("photos")` takes any number of images, and leaves a fifth of the memory to images
+    recipe : Recipe or str, optional
+        Every other setting, or the name of a ready recipe. The default is the paper's for CIFAR-100, which holds twelve
+        copies of each image in memory; "photos" takes any number of images, and leaves a fifth of the memory to images
         that `treering learn` holds out.
     seed : int
         The seed of the first weights, augmentation, batches and noise.
@@ -84,7 +84,7 @@ class Learner:
         self,
         backbone: str | nn.Module | None = None,
         memory: int | Budget | None = None,
-        recipe: Recipe | None = None,
+        recipe: Recipe | str | None = None,
         seed: int = 0,
         device: str = "auto",
         progress: Callable[[Progress], None] | None = None,
@@ -120,22 +120,30 @@ class Learner:
                 self._model = copy.deepcopy(self._model)
 
     def __repr__(self) -> str:
-        defaults = inspect.signature(type(self)).parameters
-        given = {name: value for name, value in self.get_params().items() if value is not defaults[name].default}
+        defaults, params = inspect.signature(type(self)).parameters, self.get_params(deep=False)
+        given = {name: value for name, value in params.items() if value is not defaults[name].default}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the constructor's arguments, as given."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        """Return the constructor's arguments, as given, and with `deep` every setting of the recipe."""
+        given = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return given | parameters.nested(parameters.recipe_of(self.recipe), "recipe") if deep else given
 
     def set_params(self, **params: Any) -> Self:
-        """Change constructor arguments.
+        """Change constructor arguments, or settings of the recipe: `set_params(recipe__training__epochs=3)`.
 
         After the first step `partial_fit` heeds only `progress` and the memory's size; `fit` heeds every argument.
         """
+        known, nested = self.get_params(deep=False), {}
+        for name in [name for name in params if name.startswith("recipe__")]:
+            nested[name.removeprefix("recipe__")] = params.pop(name)
+        for name in params:
+            if name not in known:
+                raise TreeringError(f"unknown parameter {name}; {nearest(name, known)}")
+        if nested:
+            recipe = parameters.recipe_of(params.get("recipe", self.recipe))
+            params["recipe"] = parameters.changed(recipe, nested)
         for name, value in params.items():
-            if name not in self.get_params():
-                raise TreeringError(f"unknown parameter {name}; valid: {', '.join(self.get_params())}")
             setattr(self, name, value)
         return self
 
@@ -301,34 +309,14 @@ class Learner:
         """Return the recipe with the constructor's backbone and memory; after a step only the memory's size counts."""
         if self._model:
             learnt = self._model.method.recipe
-            budget, before = self._with_memory(learnt).memory, learnt.memory
+            budget, before = parameters.with_memory(learnt, self.memory).memory, learnt.memory
             if (budget.kind, budget.selection) != (before.kind, before.selection):
                 raise TreeringError(
                     "after the first step only the memory's size can change: "
                     f"give Budget({before.kind!r}, {budget.size}, {before.selection!r})"
                 )
             return replace(learnt, memory=replace(before, size=budget.size))
-        recipe = Recipe() if self.recipe is None else self.recipe
-        if not isinstance(recipe, Recipe):
-            raise TreeringError(f"recipe must be a Recipe (Recipe.find reads one by its name), not {recipe!r}")
-        if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**63:
-            raise TreeringError(f"seed must be a whole number from 0 to 2^63 - 1, not {self.seed!r}")
-        if self.backbone is not None and not isinstance(self.backbone, str | nn.Module):
-            raise TreeringError(f"backbone must be a name or a torch.nn.Module, not {self.backbone!r}")
-        if self.progress is not None and not callable(self.progress):
-            raise TreeringError(f"progress must be a function, not {self.progress!r}")
-        if self.backbone is not None:
-            recipe = replace(recipe, backbone=self.backbone if isinstance(self.backbone, str) else "custom")
-        return self._with_memory(recipe)
-
-    def _with_memory(self, recipe: Recipe) -> Recipe:
-        if self.memory is None:
-            return recipe
-        if isinstance(self.memory, Budget):
-            return replace(recipe, memory=self.memory)
-        if not isinstance(self.memory, Integral) or isinstance(self.memory, bool):
-            raise TreeringError(f"memory must be a number of images or a Budget, not {self.memory!r}")
-        return replace(recipe, memory=replace(recipe.memory, kind="total", size=int(self.memory), held_out=0.0))
+        return parameters.first_recipe(self.recipe, self.backbone, self.memory, self.seed, self.progress)
 
     def _new_model(self, pixels: Images) -> Model:
         """Make a model that knows no class yet, for images of the shape of `pixels`, those of the first step."""
