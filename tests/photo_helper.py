@@ -104,7 +104,7 @@ def png_of_size(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + rows + chunk(b"IEND", b"")
 
 
-NOT_AN_IMAGE = "not a JPEG, PNG, WebP, BMP or GIF image"
+NOT_AN_IMAGE = "not a JPEG, PNG, WebP, AVIF, HEIC, TIFF, BMP or GIF image"
 BAD_FILES: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty.jpg": (lambda: b"", "empty file"),
     "text.png": (lambda: b"these are words, not an image\n" * 9, NOT_AN_IMAGE),
@@ -114,7 +114,8 @@ BAD_FILES: dict[str, tuple[Callable[[], bytes], str]] = {
     "page.pdf": (lambda: b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n", NOT_AN_IMAGE),
     "drawing.svg": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", NOT_AN_IMAGE),
     "renamed.jpg": (lambda: b"PK\x03\x04" + bytes(range(200)), NOT_AN_IMAGE),
-    "scan.tiff": (lambda: encoded("TIFF"), NOT_AN_IMAGE),
+    "cut.tiff": (lambda: encoded("TIFF", compression="tiff_lzw")[:700], ""),
+    "fax.tiff": (lambda: encoded("TIFF", compression="lzma"), "a TIFF with the compression lzma"),
     "start only.jpg": (lambda: encoded("JPEG")[:2], NOT_AN_IMAGE),
     "cut.jpg": (lambda: encoded("JPEG")[:300], ""),
     "cut.png": (lambda: encoded("PNG")[:200], ""),

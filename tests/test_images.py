@@ -21,7 +21,7 @@ from photo_helper import BAD_FILES, encoded, png_of_size, unreadable, write_bad,
 from PIL import Image
 
 from treering import TreeringError
-from treering.images import files, folders
+from treering.images import files, folders, formats
 from treering.runtime.pixels import PixelFile
 from treering.words import shown
 
@@ -41,7 +41,10 @@ def corners(pixels: np.ndarray) -> np.ndarray:
 
 def written(folder: Path, image: Image.Image, kind: str, **options: Any) -> Path:
     file = folder / f"image.{kind.lower()}"
-    image.save(file, kind, **options)
+    if kind == "HEIF":
+        pytest.importorskip("pillow_heif").from_pillow(image).save(file, **options)
+    else:
+        image.save(file, kind, **options)
     return file
 
 
@@ -65,6 +68,13 @@ KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "lossless WebP": ("WEBP", {"lossless": True}, 0),
     "BMP": ("BMP", {}, 0),
     "GIF": ("GIF", {}, 0),
+    "AVIF": ("AVIF", {"quality": 95}, 6),
+    "HEIC": ("HEIF", {"quality": 95}, 6),
+    "TIFF": ("TIFF", {}, 0),
+    "TIFF by LZW": ("TIFF", {"compression": "tiff_lzw"}, 0),
+    "TIFF by ZIP": ("TIFF", {"compression": "tiff_adobe_deflate"}, 0),
+    "TIFF by PackBits": ("TIFF", {"compression": "packbits"}, 0),
+    "TIFF by JPEG": ("TIFF", {"compression": "jpeg", "quality": 95}, 8),
 }
 
 
@@ -298,14 +308,10 @@ def test_what_cannot_be_opened_is_refused_with_the_systems_reason(tmp_path: Path
 
 def test_large_photos_are_read_and_bombs_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, Image.new("RGB", (30, 30)), "PNG")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    monkeypatch.setattr(formats, "MOST_PIXELS", 900)
     assert pixels_in(file, 10).shape == (10, 10, 3)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 450)
-    assert pixels_in(file, 10).shape == (10, 10, 3)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 449)
+    monkeypatch.setattr(formats, "MOST_PIXELS", 899)
     assert files.read(file, 10) == "too large to decode"
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    assert pixels_in(file, 10).shape == (10, 10, 3)
 
 
 GOOD = {kind: encoded(kind) for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF")}
@@ -508,9 +514,9 @@ def test_no_more_than_a_few_images_wait_to_be_put_away(tmp_path: Path, monkeypat
 def test_any_name_can_be_printed(name: str) -> None:
     printed = shown(name)
     assert printed.encode().decode() == printed
-    for letter, own in zip(printed, name, strict=True):
-        strange = own < " " or own == "\x7f" or "\ud800" <= own <= "\udfff"
-        assert letter == own or (strange and letter in " ?")
+    assert not any(unicodedata.category(letter) in ("Cc", "Cs") for letter in printed)
+    if name.isalnum() and len(name) < 100:
+        assert printed == name
 
 
 def test_a_tiny_file_of_many_pixels_is_refused_before_it_takes_memory(tmp_path: Path) -> None:

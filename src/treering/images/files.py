@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import stat
-import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
-from PIL.BmpImagePlugin import BmpImageFile
-from PIL.GifImagePlugin import GifImageFile
+from PIL import ExifTags, Image
 from PIL.ImageFile import ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
-from PIL.WebPImagePlugin import WebPImageFile
+
+from treering.images import bounds, formats, tiff
+from treering.images.formats import TOO_LARGE, UnreadableError
+from treering.runtime import threads
 
 WORKERS = min(8, os.cpu_count() or 1)
-"""How many files are decoded at the same time: each may be a large photo."""
+"""How many files are decoded at the same time, if they are not large."""
+MEMORY_AT_ONCE = 2**30
+"""The bytes of memory that the photos being decoded at the same time take together, unless a single one takes more."""
+MOST_BYTES = 2**30
+"""The largest file that is read."""
+BAND = 2**22
+"""The pixels of a large photo that are converted at a time."""
 BACKGROUND = (255, 255, 255)
 """The colour that shows through where an image is transparent."""
 TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
@@ -30,35 +35,19 @@ TURN_OF_ORIENTATION = dict(enumerate(TURNS, start=2))
 """EXIF's number of an orientation -> what turns the picture upright; with 1 it is upright already."""
 
 
-class _Jpeg(JpegImageFile):
-    """A JPEG that is opened without a look for its resolution in the EXIF block, where Pillow warns of damage."""
-
-    def _read_dpi_from_exif(self) -> None:
-        pass
-
-
-READERS: dict[bytes, type[ImageFile]] = {
-    rb"\xff\xd8\xff": _Jpeg,
-    rb"\x89PNG\r\n\x1a\n": PngImageFile,
-    rb"RIFF....WEBPVP8[ LX]": WebPImageFile,
-    rb"BM": BmpImageFile,
-    rb"GIF8[79]a": GifImageFile,
-}
-"""How a file begins -> the class that reads it."""
-
-
 def read_in_parts(paths: Sequence[Path], size: int, channels: int, at_once: int) -> Iterator[list[np.ndarray | str]]:
     """Yield what `read` gives for each path, `at_once` of them in a list; threads read at the same time."""
-    with ThreadPoolExecutor(WORKERS) as pool:
+    memory = bounds.Memory(MEMORY_AT_ONCE)
+    with ThreadPoolExecutor(threads.at_most(WORKERS)) as pool:
         for start in range(0, len(paths), at_once):
-            yield list(pool.map(lambda path: read(path, size, channels), paths[start : start + at_once]))
+            yield list(pool.map(lambda path: read(path, size, channels, memory), paths[start : start + at_once]))
 
 
-def read(path: Path, size: int, channels: int = 3) -> np.ndarray | str:
+def read(path: Path, size: int, channels: int = 3, memory: bounds.Memory | None = None) -> np.ndarray | str:
     """Return the image as `size` x `size` x `channels` pixels, uint8, or a text that says why it cannot be read.
 
     The image is upright, squeezed rather than cut to a square, and on white where it is transparent. Of an animation,
-    the first frame is read.
+    the first frame is read. Threads that read at the same time share the `memory`.
     """
     try:
         status = path.stat()
@@ -66,50 +55,86 @@ def read(path: Path, size: int, channels: int = 3) -> np.ndarray | str:
             return "a folder that cannot be looked into"
         if not stat.S_ISREG(status.st_mode):
             return "not a regular file"
-        if status.st_size == 0:
-            return "empty file"
-        with open(path, "rb") as stream, _opened(stream) as image:  # noqa: PTH123  # tests replace the built-in one
-            image.draft("RGB", (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-            square = opaque(upright(image))
-            if square.size != (size, size):
-                square = square.resize((size, size), Image.Resampling.BILINEAR)
-            return np.asarray(square) if channels == 3 else np.asarray(square.convert("L"))[..., None]
+        with open(path, "rb", opener=bounds.open_at_once) as file:  # tests replace the built-in one
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):  # it was replaced just now
+                return "not a regular file"
+            if status.st_size == 0:
+                return "empty file"
+            if status.st_size > MOST_BYTES:
+                return f"larger than {MOST_BYTES // 2**20:,} MB"
+            stream = cast("BinaryIO", bounds.Stream(file, status.st_size))
+            image, needed = formats.opened(stream, path.suffix, size)
+            with image, memory.taken(needed) if memory else contextlib.nullcontext():
+                square = _square(image, size)
+                return np.asarray(square) if channels == 3 else np.asarray(square.convert("L"))[..., None]
     except MemoryError:
         raise
+    except UnreadableError as error:
+        return str(error)
     except Image.DecompressionBombError:
-        return "too large to decode"
+        return TOO_LARGE
     except OSError as error:
-        return error.strerror or str(error)
+        return error.strerror or _damaged(error)
     except Exception as error:  # whatever a decoder makes of damaged bytes
-        return f"damaged image ({str(error) or type(error).__name__})"
+        return _damaged(error)
 
 
-def _opened(stream: BinaryIO) -> ImageFile:
-    """Open an image like `Image.open`, but without the warnings that would be errors to whoever runs Python so.
+def _damaged(error: Exception) -> str:
+    said = " ".join(str(error).split())[:200]
+    return f"damaged image ({said or type(error).__name__})"
 
-    Pillow warns of photos of 90 to 180 megapixels, which are fine, and of damaged EXIF blocks, which do not matter.
-    """
-    start = stream.read(16)
-    stream.seek(0)
-    try:
-        image = next(reader for magic, reader in READERS.items() if re.match(magic, start, re.DOTALL))(stream)
-    except (StopIteration, SyntaxError, IndexError, TypeError, struct.error):
-        raise UnidentifiedImageError("not a JPEG, PNG, WebP, BMP or GIF image") from None
-    if Image.MAX_IMAGE_PIXELS and image.width * image.height > 2 * Image.MAX_IMAGE_PIXELS:
-        raise Image.DecompressionBombError
-    return image
+
+def _square(image: ImageFile, size: int) -> Image.Image:
+    """Decode an image to a square of RGB."""
+    orientation = _orientation(image)
+    image.load()
+    pixels = _reduced(image, size) if image.width * image.height > formats.LARGE else image
+    square = opaque(_turned(pixels, orientation))
+    return square if square.size == (size, size) else square.resize((size, size), Image.Resampling.BILINEAR)
+
+
+def _reduced(image: Image.Image, size: int) -> Image.Image:
+    """Return a large image as RGB, twice as wide and high as asked for or more, converted in bands to save memory."""
+    across, down = (max(1, side // (2 * size)) for side in image.size)
+    small = Image.new("RGB", (-(-image.width // across), -(-image.height // down)))
+    rows = down * max(1, BAND // (image.width * down))
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(image.height, top + rows)))
+        small.paste(opaque(band).reduce((across, down)), (0, top // down))
+    return small
+
+
+def _orientation(image: ImageFile) -> int:
+    """Return EXIF's number of the orientation, found without a look at anything else in the camera's data."""
+    exif, xmp = image.info.get("exif"), image.info.get("XML:com.adobe.xmp") or image.info.get("xmp")
+    with contextlib.suppress(ValueError, TypeError, AttributeError):  # damaged data do not spoil the picture
+        if isinstance(image, formats.Tiff):
+            return int(image.tag_v2.get(tiff.ORIENTATION, 1))
+        if exif is None and "Raw profile type exif" in image.info:
+            exif = bytes.fromhex("".join(image.info["Raw profile type exif"].split("\n")[3:]))
+        found = tiff.Directory(io.BytesIO((exif or b"").removeprefix(b"Exif\0\0"))).number(tiff.ORIENTATION)
+        if found:
+            return found
+    text = xmp.decode("latin-1") if isinstance(xmp, bytes) else str(xmp or "")
+    match = re.search(r'tiff:Orientation(?:="|>)([0-9])', text)
+    return int(match[1]) if match else 1
+
+
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
+    turn = TURN_OF_ORIENTATION.get(orientation)
+    return image.transpose(Image.Transpose[turn]) if turn else image
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turn an image as its camera says; one that is upright already is returned itself, not as a copy."""
+    """Turn an image of Pillow as its camera says; one that is upright already is returned itself, not as a copy."""
     image.load()
     with contextlib.suppress(Exception):  # a damaged EXIF block does not spoil the picture: what was read of it counts
         image.getexif()
     try:
-        turn = TURN_OF_ORIENTATION.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+        return _turned(image, image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:
         return image
-    return image.transpose(Image.Transpose[turn]) if turn else image
 
 
 def opaque(image: Image.Image) -> Image.Image:
