@@ -12,6 +12,7 @@ import http.server
 import io
 import os
 import pickle
+import resource
 import signal
 import socket
 import ssl
@@ -277,6 +278,41 @@ def test_a_name_is_allowed_in_its_own_module_only(tmp_path: Path, module: str, n
     where = write_cifar(tmp_path, FILES | {"train": b"\x80\x02c%s\n%s\n." % (module.encode(), name.encode())})
     with pytest.raises(TreeringError, match=rf"it asks for {module}\.{name}"):
         cifar.load(where)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02K\x01r\xff\xff\xff\x7f.",  # Python's own unpickler takes 34 GB to remember the 1 as number 2^31
+        b"(dp2000000000\n.",
+        b"\x80\x05\x96\xff\xff\xff\xff\x10\x00\x00\x00.",  # a bytearray of 73 GB
+        b"\x80\x02cnumpy\nndarray\n(J\xff\xff\xff\x7ftR.",
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nJ\xff\xff\xff\x7f\x85U\x01b\x87R.",
+        b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.",
+        b"\x80\x02cnumpy\ndtype\nU\x01OK\x00K\x01\x87R.",
+    ],
+)
+def test_a_pickle_that_asks_for_much_memory_or_other_numbers_is_refused(tmp_path: Path, content: bytes) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    where = write_cifar(tmp_path, FILES | {"train": content})
+    with pytest.raises(TreeringError, match="is not a file of CIFAR-100"):
+        cifar.load(where)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+@pytest.mark.parametrize("kind", ["link", "strange name", "pipe"])
+def test_an_archive_with_other_things_than_the_published_files_is_refused(tmp_path: Path, kind: str) -> None:
+    memory = io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w:gz") as archive:
+        entry = tarfile.TarInfo(f"{cifar.FOLDER}/{'other' if kind == 'strange name' else 'train'}")
+        entry.type = {"link": tarfile.SYMTYPE, "pipe": tarfile.FIFOTYPE}.get(kind, tarfile.REGTYPE)
+        entry.linkname = "meta"
+        archive.addfile(entry)
+    (tmp_path / "archive").write_bytes(memory.getvalue())
+    md5 = hashlib.md5(memory.getvalue(), usedforsecurity=False).hexdigest()
+    with pytest.raises(TreeringError, match="none of CIFAR-100's files"):
+        cifar.fetch(tmp_path / "data", (tmp_path / "archive").as_uri(), md5, pause=0)
+    assert contents(tmp_path / "data") == {}
 
 
 def test_classes_of_this_package_are_refused_too(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import io
-import pickle
 import shutil
 import tarfile
 import tempfile
@@ -18,14 +17,20 @@ from typing import Any
 
 import numpy as np
 
+from treering.data import plain_pickle
 from treering.data.stream import Dataset
 from treering.errors import TreeringError
+from treering.runtime import files
 
 FOLDER = "cifar-100-python"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 """The archive's checksum, which is published beside it."""
 ATTEMPTS = 3
+LARGEST_ARCHIVE, LARGEST_FILE = 256 * 2**20, 512 * 2**20
+"""The most bytes that are downloaded and read; the published archive has 169 million, its largest file 155 million."""
+MEMBERS = (FOLDER, *(f"{FOLDER}/{name}" for name in ("train", "test", "meta", "file.txt~")))
+"""What the published archive holds."""
 VEHICLES = ("vehicles_1", "vehicles_2")
 
 
@@ -94,29 +99,12 @@ def _foreign(path: Path, reason: object) -> TreeringError:
     return TreeringError(f"{path} is not a file of CIFAR-100 ({one_line}): delete the folder and unpack it again")
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads what the published files hold, arrays and lists, and nothing that could run code."""
-
-    ALLOWED = (
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("_codecs", "encode"),
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return super().find_class(module, name)
-
-
 def _read(path: Path, *keys: bytes) -> dict[bytes, Any]:
     """Read the dictionary in a file, which must have these keys."""
     try:
-        content = _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        content = plain_pickle.load(files.read(path, LARGEST_FILE))
     except OSError as error:
-        raise TreeringError(f"cannot read {path}: {error.strerror}") from None
+        raise TreeringError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # damaged bytes may raise anything
         raise _foreign(path, error or type(error).__name__) from None
     if not isinstance(content, dict) or not all(key in content for key in keys):
@@ -135,7 +123,7 @@ def fetch(folder: Path, url: str = URL, md5: str = MD5, pause: float = 2.0) -> N
             time.sleep(pause * attempt)
         try:
             with urllib.request.urlopen(url, timeout=30) as response:
-                archive = response.read()
+                archive = response.read(LARGEST_ARCHIVE)
         except (OSError, http.client.HTTPException) as error:  # network errors of all kinds
             trouble = getattr(error, "reason", error)
             if isinstance(error, urllib.error.HTTPError):
@@ -148,10 +136,17 @@ def fetch(folder: Path, url: str = URL, md5: str = MD5, pause: float = 2.0) -> N
         raise TreeringError(f"cannot download {url} ({trouble}): fetch it elsewhere and unpack it in {folder}")
     unpacked = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder))
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(unpacked, filter="data")
+        with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+            packed.extractall(unpacked, [_plain(member) for member in packed], filter="data")
         (unpacked / FOLDER).replace(folder / FOLDER)
     except OSError as error:
         raise TreeringError(f"cannot unpack to {folder / FOLDER}: {error.strerror}") from None
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return a member of the archive, if it is one that the published archive has."""
+    if member.name not in MEMBERS or not (member.isreg() or member.isdir()) or member.size > LARGEST_FILE:
+        raise TreeringError(f"the archive holds {member.name!r:.200}, which is none of CIFAR-100's files")
+    return member
