@@ -252,20 +252,27 @@ def evaluate(
 def info(
     model: ModelPath,
     gallery: Annotated[Path | None, typer.Option(help="Draw the exemplars to this PNG file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw each class's accuracy over time to this PNG file.")] = None,
 ) -> None:
     """Show what a model knows and keeps."""
     from treering.learner import Learner
-    from treering.photos import overview
+    from treering.photos import accuracies, overview
     from treering.photos.console import Printer
     from treering.runtime import files
 
     if gallery:
         files.require_png(gallery)
+    if picture:
+        accuracies.require_drawing(picture)
     printer = Printer(console)
-    printer.overview(overview.of(model))
+    found = overview.of(model)
+    printer.overview(found)
     if gallery:
         overview.draw_gallery(Learner.load(model, device="cpu"), gallery)
         printer.line(f"The exemplars are in {gallery}")
+    if picture:
+        accuracies.draw(accuracies.courses(found.steps), picture)
+        printer.line(f"The accuracies are in {picture}")
 
 
 @app.command()

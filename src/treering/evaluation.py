@@ -85,7 +85,7 @@ def evaluate(model: Model, folder: Path) -> Evaluation:
 
 
 def require_drawing(picture: Path) -> None:
-    """Raise if the confusion matrix cannot be drawn to this file; this saves a long evaluation in vain."""
+    """Raise if a picture cannot be drawn to this file; this saves long work in vain."""
     files.require_png(picture)
     try:
         import matplotlib.figure  # noqa: F401
@@ -109,7 +109,7 @@ def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
     figure = Figure(figsize=(side + 1.2, side), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
-    names = [_short(name) for name in evaluation.classes]
+    names = [short_name(name) for name in evaluation.classes]
     axes.set_xticks(range(0, len(columns), every), [names[index] for index in columns[::every]], rotation=90, size=size)
     axes.set_yticks(range(0, len(rows), every), [names[index] for index in rows[::every]], size=size)
     axes.set(xlabel="taken for", ylabel="class")
@@ -124,6 +124,7 @@ def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
         files.write_picture(picture, lambda stream: figure.savefig(stream, dpi=150, format="png"))
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """Return a class's name as a picture shows it."""
     plain = shown(name).replace("$", r"\$")
     return plain if len(plain) <= 24 else plain[:23] + "…"

@@ -9,12 +9,16 @@ from pathlib import Path
 from treering import methods
 from treering.core.metrics import interval
 from treering.evaluation import Evaluation
+from treering.photos import accuracies
+from treering.photos.accuracies import Course
 from treering.photos.holdout import ENOUGH_TO_HOLD_OUT
 from treering.photos.overview import Overview
 from treering.photos.plan import Outcome, Plan
 from treering.terminal import Table, Terminal
 from treering.words import counted, duration, shown
 
+MOST_STEPS = 40
+"""The most steps whose accuracies are printed, the last ones."""
 MOST_LINES = 100
 """The most lines that are printed of a list; the rest are counted."""
 
@@ -104,6 +108,7 @@ class Printer(Terminal):
             learnt = f"{datetime.fromisoformat(record['time']).astimezone():%Y-%m-%d %H:%M}"  # local time
             table.add_row(str(record["step"]), learnt, names, str(images), said)
         self.table(table)
+        self.courses(accuracies.courses(overview.steps))
         recipe, kept, held_out = overview.recipe, overview.memory, overview.held_out
         classes = counted(len(kept), "class", "classes")
         self.line(f"Memory: {sum(kept.values())} exemplars of {classes}, and {sum(held_out.values())} held-out images")
@@ -116,6 +121,21 @@ class Printer(Terminal):
         self.line(f"Earlier versions that undo can go back to: {overview.earlier_versions}")
         if overview.unfinished:
             self.line("A learn is running, or was interrupted: then run the same command again to go on with it.")
+
+    def courses(self, courses: Sequence[Course]) -> None:
+        """Print the accuracy of each class after each step since it came; those that fell are marked."""
+        if not courses:
+            return
+        table = Table("class", "accuracy by step", "right in the end", "")
+        for course in courses[:MOST_LINES]:
+            right, images = course.last() or (0, 0)
+            fall = course.fall()
+            mark = f"fallen from {fall[0]:.0f} % to {fall[1]:.0f} %" if fall else ""
+            indent = " " * (course.first - 1)  # so that a column of letters is one step
+            table.add_row(shown(course.name), (indent + course.letters())[-MOST_STEPS:], f"{right} of {images}", mark)
+        self.table(table)
+        if len(courses) > MOST_LINES:
+            self.line(f"… and {len(courses) - MOST_LINES} more classes")
 
     def skipped(self, skipped: Sequence[tuple[Path, str]]) -> None:
         """Print what was left out, and why."""

@@ -74,8 +74,10 @@ class Outcome:
     forgotten: list[tuple[str, float, float]]
     """The known classes that have lost more accuracy than chance explains, the worst first, with before and after."""
     seconds: float
+    by_class: dict[str, tuple[int, int]]
+    """How many images of each class that has any were right, and how many there were."""
 
-    def for_history(self) -> dict[str, float | None]:
+    def for_history(self) -> dict[str, Any]:
         """Return the part that the model's history records."""
         return {
             "all": self.accuracy,
@@ -83,6 +85,7 @@ class Outcome:
             "old_before": self.old_before,
             "new": self.new,
             "images": self.images,
+            "classes": {name: list(counts) for name, counts in self.by_class.items()},
         }
 
     @classmethod
@@ -122,6 +125,7 @@ class Outcome:
             new=percent([right for name, right in after.items() if name not in known]),
             forgotten=sorted(lost, key=lambda one: one[2] - one[1]),
             seconds=seconds,
+            by_class={name: (sum(right), len(right)) for name, right in after.items() if right},
         )
 
 
