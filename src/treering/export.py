@@ -94,14 +94,16 @@ def _facts(model: Model, pixels: Tensor) -> dict[str, str]:
     resize += f"resize the whole of it to {held} as Pillow does with BILINEAR"
     if seen != held:
         resize += f", then to {seen} as torch's interpolate does with mode='bilinear', antialias=True, and round"
-    machine = {"channels": len(pixels[0]), "size": model.image_shape[1], "input": pixels.shape[-1], "draft": twice}
+    channels, height, width = model.image_shape
+    machine = {"channels": channels, "size": height, "input": pixels.shape[-1], "draft": twice}
+    square = {"treering.preprocessing": json.dumps(machine)} if height == width else {}  # image files become squares
     return {
         "classes": json.dumps([str(name) for name in model.sorted_classes()]),
         "input": f"images: float32 N x {' x '.join(map(str, pixels.shape[1:]))}, RGB or grey, pixel values 0..255",
         "preprocessing": f"{resize}; normalisation is inside",
-        "treering.preprocessing": json.dumps(machine),
         "output": "probabilities: float32 N x classes",
         "treering": __version__,
+        **square,
     }
 
 

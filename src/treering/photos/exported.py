@@ -95,15 +95,25 @@ def _ask(session: Any, how: Preprocessing, file: Path, images: np.ndarray) -> np
 
 def _resized(images: np.ndarray, side: int) -> np.ndarray:
     """Resize squares N x C x H x H as torch's bilinear, antialiased interpolation does, and round to whole numbers."""
-    held = images.shape[-1]
-    if held == side:
+    if images.shape[-1] == side:
         return images
-    scale = held / side
-    reach = max(scale, 1.0)
-    centre = (np.arange(side) + 0.5) * scale
-    weights = np.clip(1 - np.abs(np.arange(held) + 0.5 - centre[:, None]) / reach, 0, None)
-    weights = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
-    return np.rint(weights @ (images @ weights.T)).clip(0, 255)
+    places, weights = _taps(images.shape[-1], side)
+    rows = sum(images[..., places[:, tap]] * weights[:, tap] for tap in range(places.shape[1]))
+    both = sum(rows[..., places[:, tap], :] * weights[:, tap, None] for tap in range(places.shape[1]))
+    return np.rint(both).clip(0, 255)
+
+
+def _taps(held: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which pixels of a row each new pixel is made of, and their weights, in float32 as torch computes them."""
+    half, scale = np.float32(0.5), np.float32(held) / np.float32(side)
+    reach = max(scale, np.float32(1))
+    centre = scale * (np.arange(side, dtype=np.float32) + half)
+    first = np.maximum((centre - reach + half).astype(int), 0)
+    count = np.minimum((centre + reach + half).astype(int), held) - first
+    tap = np.arange(count.max())
+    distance = np.abs((tap + first[:, None] - centre[:, None] + half).astype(np.float32)) / reach
+    weights = np.where(tap < count[:, None], np.clip(1 - distance, 0, None), 0).astype(np.float32)
+    return np.minimum(first[:, None] + tap, held - 1), weights / weights.sum(1, keepdims=True)
 
 
 # The file as such: nested messages of protocol buffers. Numbers below are those of the fields in onnx.proto.
