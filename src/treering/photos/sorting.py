@@ -68,14 +68,14 @@ class Sorter:
 def folder_name(class_name: str) -> str:
     """Return a name that any system takes for a folder; one that differs from the class's has a digest of it."""
     safe = "".join(letter if letter.isprintable() and letter not in '\\/:*?"<>|' else "_" for letter in class_name)
-    safe = safe[:LONGEST_NAME].strip(" ").rstrip(".") or "_"
-    safe = f"_{safe[1:]}" if safe.startswith((".", "-", "~")) else safe
-    if safe == class_name and safe.split(".")[0].lower() not in RESERVED and len(os.fsencode(safe)) <= 2 * LONGEST_NAME:
-        return safe
-    digest = hashlib.sha256(class_name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    safe = safe[:LONGEST_NAME].lstrip(" ").rstrip(" .")
+    if not safe or safe.startswith((".", "-", "~")) or safe.split(".")[0].lower() in RESERVED:
+        safe = f"_{safe}"
     while len(os.fsencode(safe)) > 2 * LONGEST_NAME:
         safe = safe[:-1]
-    return f"{safe}-{digest}"
+    if safe == class_name:
+        return safe
+    return f"{safe}-{hashlib.sha256(class_name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
 def _is_equal(file: Path, content: bytes) -> bool:
