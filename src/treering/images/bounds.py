@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from treering.images.formats import UnreadableError
 
-MOST_READS = 2_000_000
-"""The most reads from one file: readers in Python take a few for each part of a file, and a second for so many."""
+MOST_READS = 1_000_000
+"""The most reads from one file: readers in Python take a few for each part of a file, and seconds for so many."""
 MOST_TIMES = 8
 """How often a file may be read from end to end."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import logging
 import re
 import struct
 from collections.abc import Callable
@@ -25,9 +26,13 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from treering.images import jpeg, tiff
 
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # else what it logs of damage comes to the terminal
+
 MOST_PIXELS = 200_000_000
 MOST_MEMORY = 1800 * 2**20
 """The most bytes that decoding one photo may take."""
+MOST_UNPACKED = 600_000_000
+"""The most bytes that a PNG is unpacked to, which takes some seconds: 200 megapixels, or 100 with 16 bits a colour."""
 MOST_PASSES = 100
 """How often decoding may go through one JPEG: cameras and programs need about ten."""
 LARGE = 25_000_000
@@ -147,6 +152,14 @@ def _plain(reader: type[ImageFile]) -> Callable[[BinaryIO, bytes], tuple[ImageFi
     return lambda stream, start: (reader(stream), 0)
 
 
+def _open_png(stream: BinaryIO, start: bytes) -> tuple[ImageFile, int]:
+    image = PngImageFile(stream)
+    bits = start[24] * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(start[25], 1)
+    if image.width * image.height * bits > 8 * MOST_UNPACKED:
+        raise UnreadableError(TOO_LARGE)
+    return image, 0
+
+
 def _open_jpeg(stream: BinaryIO, start: bytes) -> tuple[ImageFile, int]:
     passes, colours = jpeg.passes(stream)
     if passes > MOST_PASSES:
@@ -236,7 +249,7 @@ BEGINNINGS = {
 """How a file begins -> its kind; those of AVIF and HEIC are in a list of brands."""
 OPENERS: dict[str, Callable[[BinaryIO, bytes], tuple[Any, int]]] = {
     "JPEG": _open_jpeg,
-    "PNG": _plain(PngImageFile),
+    "PNG": _open_png,
     "WebP": _open_webp,
     "AVIF": _open_avif,
     "HEIC": _open_heic,
