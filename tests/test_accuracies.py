@@ -1,0 +1,137 @@
+"""The accuracy of each class over time, in the history, in letters and as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from photo_helper import TINY, command, write_photos
+from PIL import Image
+
+from treering import TreeringError
+from treering.core.metrics import interval
+from treering.methods import speed
+from treering.photos import accuracies
+from treering.photos.accuracies import Course, courses
+from treering.photos.plan import Outcome
+
+
+@pytest.fixture(autouse=True)
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed of this machine is not measured."""
+    monkeypatch.setattr(speed, "images_per_second", lambda *arguments: 1000.0)
+
+
+def step(new: list[Any], classes: dict[str, list[int]] | None = None) -> dict[str, Any]:
+    accuracy = None if classes is None else {"all": 50.0, "classes": classes}
+    return {"new_classes": new, **({} if accuracy is None else {"accuracy": accuracy})}
+
+
+def test_a_course_begins_with_the_step_that_brought_the_class() -> None:
+    history = [
+        step(["cat", "dog"], {"cat": [4, 4], "dog": [0, 0]}),
+        step([]),
+        step(["owl"], {"cat": [2, 4], "dog": [1, 3], "owl": [5, 5]}),
+    ]
+    assert courses(history) == [
+        Course("cat", 1, [(4, 4), None, (2, 4)]),
+        Course("dog", 1, [None, None, (1, 3)]),
+        Course("owl", 3, [(5, 5)]),
+    ]
+
+
+def test_older_histories_and_classes_that_no_image_measures_have_no_course() -> None:
+    older = {"new_classes": ["cat"], "accuracy": {"all": 50.0, "images": 4}}
+    assert courses([older, {"new_classes": [3, 4]}, step(["dog"], {}), {"new_classes": [], "accuracy": None}]) == []
+
+
+def test_letters_are_as_tall_as_the_accuracy() -> None:
+    counts = [(0, 8), (1, 8), (2, 8), (3, 8), (4, 8), (5, 8), (6, 8), (7, 8), (8, 8), None, (124, 1000)]
+    assert Course("cat", 1, counts).letters() == "▁▂▃▄▅▆▇██·▁"
+
+
+@pytest.mark.parametrize(
+    ("counts", "falls"),
+    [
+        ([(30, 30), (17, 30)], True),
+        ([(10, 30), (30, 30), None, (17, 30), None], True),
+        ([(30, 30), (29, 30)], False),
+        ([(2, 2), (1, 2)], False),
+        ([(17, 30), (30, 30)], False),
+        ([(30, 30)], False),
+        ([None, None], False),
+    ],
+)
+def test_a_class_falls_if_it_loses_more_than_chance_explains(counts: list[Any], falls: bool) -> None:
+    fall = Course("cat", 1, counts).fall()
+    assert (fall is not None) == falls
+    if fall:
+        assert fall == (100.0, pytest.approx(1700 / 30))
+        assert fall[1] < interval(fall[0], 30)[0]
+
+
+def test_an_outcome_counts_the_images_of_each_class() -> None:
+    after = {"cat": [True, False, True], "dog": [False], "owl": []}
+    outcome = Outcome.of(3, ["cat"], {"cat": [True] * 3}, {"cat": [True] * 3}, after, False, 1.0)
+    record = json.loads(json.dumps(outcome.for_history()))
+    assert record["classes"] == {"cat": [2, 3], "dog": [0, 1]}
+    assert {"all", "old", "old_before", "new", "images"} <= record.keys()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, "images_per_second", lambda *arguments: 1000.0)
+        for number, names in enumerate([["cat", "[b]dög"], ["owl"]]):
+            photos = write_photos(folder / str(number), dict.fromkeys(names, 12))
+            settings = TINY if number == 0 else ("--device", "cpu")
+            assert command("learn", folder / "model", photos, *settings, "--set", "memory.held_out=0.5").code == 0
+    return folder / "model"
+
+
+def test_info_shows_a_letter_for_each_step(model: Path, tmp_path: Path) -> None:
+    done = command("info", model, "--picture", tmp_path / "classes.png")
+    assert (done.code, done.err) == (0, "")
+    rows = [line for line in done.out.splitlines() if any(letter in line for letter in accuracies.BLOCKS)]
+    assert [row.split()[1] for row in rows] == ["[b]dög", "cat", "owl"]
+    letters = ["".join(letter for letter in row if letter in accuracies.BLOCKS) for row in rows]
+    assert [len(each) for each in letters] == [2, 2, 1]
+    assert rows[2].index(letters[2]) == rows[0].index(letters[0]) + 1, "a step is one column"
+    assert done.out.splitlines()[-1] == f"The accuracies are in {tmp_path / 'classes.png'}"
+    with Image.open(tmp_path / "classes.png") as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 200
+
+
+def test_a_picture_grows_with_its_classes_up_to_a_page(tmp_path: Path) -> None:
+    heights = []
+    for count in (5, 50, accuracies.MOST_ROWS, accuracies.MOST_ROWS + 100):
+        found = [Course(f"${number}", 1, [(number % 9, 9), None, (3, 9)]) for number in range(count)]
+        accuracies.draw(found, tmp_path / "picture.png")
+        with Image.open(tmp_path / "picture.png") as picture:
+            heights.append(picture.height)
+    assert heights[0] < heights[1] < heights[2] == heights[3] < 10_000
+
+
+def test_classes_that_fell_are_red(tmp_path: Path) -> None:
+    reds = []
+    for last in (17, 30):
+        accuracies.draw([Course("cat", 1, [(30, 30), (last, 30)])], tmp_path / "picture.png")
+        with Image.open(tmp_path / "picture.png") as picture:
+            colours = picture.convert("RGB").getcolors(2**24) or []
+            reds.append(sum(count for count, (red, green, blue) in colours if red > 150 > 80 > green and blue < 80))
+    assert reds[0] > 100 * max(reds[1], 1)
+
+
+def test_a_model_that_measured_nothing_has_no_picture(tmp_path: Path) -> None:
+    with pytest.raises(TreeringError, match="nothing to draw"):
+        accuracies.draw([], tmp_path / "picture.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(model: Path, tmp_path: Path) -> None:
+    command("info", model, "--picture", tmp_path / "no" / "a.png").refused("cannot write")
+    command("info", model, "--picture", tmp_path / "a.jpg").refused("must end in .png")
