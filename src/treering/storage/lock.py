@@ -18,10 +18,9 @@ LOCK, NOTE = ".lock", ".writer"
 def writing(path: Path) -> Iterator[None]:
     """Be the folder's only writer; it is created if it does not exist, and removed again if it stays empty."""
     made = not files.exists(path)
-    before = None
+    before = _version(path)
     try:
         _make_folder(path)
-        before = _version(path)
         with file_lock.held(path / LOCK, path / NOTE):
             before = _version(path)
             try:
