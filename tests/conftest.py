@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,9 @@ from treering.core.trainer import EpochReport, Watcher
 from treering.methods import Method
 
 torch.set_num_threads(1)
+_STATE = tempfile.TemporaryDirectory()
+os.environ["XDG_STATE_HOME"] = _STATE.name
+"""The key of whoever runs the tests is none of their business."""
 
 # The same examples each time, however slow the machine: `pytest --hypothesis-profile explore` looks for others.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)

@@ -30,7 +30,8 @@ from treering.images import files as images
 from treering.images import folders
 from treering.photos import learn as photos
 from treering.photos.plan import Outcome
-from treering.runtime import files, pixels
+from treering.runtime import pixels
+from treering.storage.folder import Folder
 
 SIDE = 20
 MEMORY = 6
@@ -123,7 +124,7 @@ class Ticks:
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
         """Count from here on: everything, or what happens where files are written and photos put away."""
-        places: list[tuple[Any, str]] = [(files, "write"), (files, "flush"), (pixels.PixelFile, "append")]
+        places: list[tuple[Any, str]] = [(Folder, "write"), (Folder, "flush"), (pixels.PixelFile, "append")]
         before = [getattr(owner, name) for owner, name in places]
         for (owner, name), function in zip(places, before, strict=True):
             setattr(owner, name, self._watched(function))

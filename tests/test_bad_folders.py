@@ -21,7 +21,7 @@ from photo_helper import BAD_FILES, TINY, Finished, command, encoded, unreadable
 from treering import Learner
 from treering.methods import speed
 from treering.photos import console
-from treering.runtime import files
+from treering.storage.folder import Folder
 from treering.words import shown
 
 
@@ -361,12 +361,12 @@ def test_a_model_that_cannot_be_written_stays_as_it_was(
     assert command("learn", tmp_path / "model", folder, *TINY).code == 0
     before = learnt(tmp_path / "model")
 
-    def full(file: Path, content: bytes, flushed: bool = True) -> None:
-        raise OSError(code, os.strerror(code), str(file))
+    def full(folder: Folder, name: str, content: bytes, flushed: bool = True) -> None:
+        raise OSError(code, os.strerror(code), name)
 
     later = write_photos(tmp_path / "later", {"owl": 2})
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write", full)
+        patch.setattr(Folder, "write", full)
         done = command("learn", tmp_path / "model", later, "--device", "cpu")
     done.refused(os.strerror(code), "intact")
     assert learnt(tmp_path / "model") == before

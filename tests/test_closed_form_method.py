@@ -23,8 +23,8 @@ from treering.core.closed_form import PENALTIES, Statistics
 from treering.experiments.run import StreamRun
 from treering.methods import ClosedForm, closed_form, speed
 from treering.photos.plan import Outcome
-from treering.runtime import files
 from treering.storage import model_folder
+from treering.storage.folder import Folder
 
 CPU = torch.device("cpu")
 FIRST, SECOND = examples({"cat": 7, "dog": 6}), examples({"owl": 5, "cat": 3}, seed=1)
@@ -264,20 +264,20 @@ def test_a_write_that_fails_anywhere_leaves_the_model_as_it_was_and_the_same_cal
     shutil.copytree(tmp_path / "base", tmp_path / "whole")
     learn(tmp_path / "whole", second)
     before, after = bits_of(tmp_path / "base"), bits_of(tmp_path / "whole")
-    write, interrupted = files.write, 0
+    write, interrupted = Folder.write, 0
     for at in range(1, 16, 2):
         path = tmp_path / str(at)
         shutil.copytree(tmp_path / "base", path)
-        calls: list[Path] = []
+        calls: list[str] = []
 
-        def failing(file: Path, *rest: Any, at: int = at, calls: list[Path] = calls, **more: Any) -> None:
-            calls.append(file)
+        def failing(folder: Folder, name: str, *rest: Any, at: int = at, calls: list[str] = calls, **more: Any) -> None:
+            calls.append(name)
             if len(calls) == at:
                 raise KeyboardInterrupt
-            write(file, *rest, **more)
+            write(folder, name, *rest, **more)
 
         with monkeypatch.context() as patch:
-            patch.setattr(files, "write", failing)
+            patch.setattr(Folder, "write", failing)
             try:
                 learn(path, second)
             except KeyboardInterrupt:

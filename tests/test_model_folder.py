@@ -31,6 +31,7 @@ from treering.runtime import files
 from treering.storage import lock
 from treering.storage import manifest as manifests
 from treering.storage import model_folder as checkpoint
+from treering.storage.folder import Folder
 
 THIRD = examples({"ant": 5, "cat": 2}, seed=2)
 IMAGES = images_of(["cat", "dog", "owl", "ant"], seed=9)
@@ -72,6 +73,12 @@ def named_files(path: Path) -> list[str]:
         entries["history"]["name"],
         *(entry["name"] for part in entries["memory"] for entry in part),
     ]
+
+
+def earlier(path: Path) -> list[Path]:
+    """The manifests of earlier versions, oldest first."""
+    with Folder(path) as folder:
+        return [path / name for name in manifests.earlier(folder)]
 
 
 def all_files(path: Path) -> dict[str, bytes]:
@@ -283,8 +290,8 @@ def test_the_history_is_one_line_a_step(folder: Path, older: Learner) -> None:
 
 def test_saving_again_removes_the_files_of_the_older_version_and_of_dead_writers(folder: Path, newer: Learner) -> None:
     old = set(named_files(folder))
-    (folder / ".tmp-dead").write_bytes(b"half")
-    (folder / "memory" / "0000-cat" / ".tmp-dead").write_bytes(b"half")
+    (folder / f".tmp-{'d' * 32}").write_bytes(b"half")
+    (folder / "memory" / "0000-cat" / f".tmp-{'d' * 32}").write_bytes(b"half")
     newer.save(folder, keep=0)
     assert set(all_files(folder)) == {*named_files(folder), "manifest.json", ".lock"}
     assert old - set(named_files(folder)), "something had to be removed"
@@ -314,7 +321,7 @@ def test_a_saved_step_can_be_undone_and_saving_it_twice_is_no_step(
 ) -> None:
     newer.save(folder)
     newer.save(folder)
-    assert len(manifests.earlier(folder)) == 1
+    assert len(earlier(folder)) == 1
     checkpoint.undo(str(folder))
     assert state_of(load(folder)) == state_of(older)
     refused(lambda: checkpoint.undo(folder), "no version to go back to")
@@ -324,7 +331,7 @@ def test_a_damaged_manifest_is_replaced_by_saving(folder: Path, older: Learner) 
     (folder / "manifest.json").write_text("{")
     older.save(folder)
     assert state_of(load(folder)) == state_of(older)
-    assert not manifests.earlier(folder)
+    assert not earlier(folder)
 
 
 @pytest.mark.parametrize("keep", [-1, 1.5, "3", None])
@@ -562,23 +569,29 @@ class Crash:
     """Stands in for the function that writes a file: at the `at`-th call something goes wrong."""
 
     def __init__(self, kind: str, at: int) -> None:
-        self.kind, self.at, self.calls, self.write = kind, at, 0, files.write
+        self.kind, self.at, self.calls, self.write = kind, at, 0, Folder.write
         self.written: list[Path] = []
 
-    def __call__(self, file: Path, content: bytes, flushed: bool = True) -> None:
+    def write_instead(self) -> Callable[..., None]:
+        """A method that takes the place of the one that writes."""
+        return lambda folder, name, content, flushed=True: self(folder, name, content, flushed)
+
+    def __call__(self, folder: Folder, name: str, content: bytes, flushed: bool) -> None:
         self.calls += 1
+        file = folder.path / name
         if self.calls != self.at:
-            self.write(file, content, flushed)
+            self.write(folder, name, content, flushed)
             self.written.append(file)
         elif self.kind == "full disk":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         elif self.kind == "interrupted":
             raise KeyboardInterrupt
         elif self.kind == "power cut while writing":
-            (file.parent / ".tmp-cut").write_bytes(content[: len(content) // 2])
+            file.parent.mkdir(parents=True, exist_ok=True)
+            (file.parent / f".tmp-{'c' * 32}").write_bytes(content[: len(content) // 2])
             raise KeyboardInterrupt
         else:
-            self.write(file, content, flushed)
+            self.write(folder, name, content, flushed)
             self.written.append(file)
             raise KeyboardInterrupt
 
@@ -596,7 +609,7 @@ def test_a_crash_at_any_write_leaves_the_last_complete_model(
         shutil.copytree(folder, copied)
         crash = Crash(kind, at)
         with monkeypatch.context() as patched:
-            patched.setattr(files, "write", crash)
+            patched.setattr(Folder, "write", crash.write_instead())
             if crash_free(newer, copied, crash):
                 break
         complete = any(file.name == "manifest.json" for file in crash.written)
@@ -631,7 +644,7 @@ def test_a_crash_at_any_write_of_a_first_save_leaves_a_folder_that_can_be_saved_
         path = tmp_path / f"crash{at}"
         crash = Crash("power cut while writing", at)
         with monkeypatch.context() as patched:
-            patched.setattr(files, "write", crash)
+            patched.setattr(Folder, "write", crash.write_instead())
             if crash_free(older, path, crash):
                 break
         refused(lambda path=path: load(path), "has no manifest.json")
@@ -756,7 +769,7 @@ def test_every_file_and_folder_reaches_the_disk_before_the_manifest_names_it(
     if killed:
         older.save(path)
         (path / "manifest.json").unlink()
-    fsync, replace = os.fsync, Path.replace
+    fsync, replace = os.fsync, os.replace
     on_disk: set[int] = set()
     renamed: list[str] = []
 
@@ -764,17 +777,17 @@ def test_every_file_and_folder_reaches_the_disk_before_the_manifest_names_it(
         on_disk.add(os.fstat(handle).st_ino)
         fsync(handle)
 
-    def note_replace(self: Path, target: Path) -> Path:
+    def note_replace(file: str, target: str, **places: int) -> None:
         renamed.append(Path(target).name)
         if renamed[-1] == "manifest.json":
             content = [path.parent, path]
             content += [file for file in path.glob("**/*") if file.name not in (".lock", ".writer")]
             assert len(content) == 2 + 1 + 3 + 11 + 1, "folders, files, and the manifest under its temporary name"
             assert {file.stat().st_ino for file in content} <= on_disk
-        return replace(self, target)
+        replace(file, target, **places)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(Path, "replace", note_replace)
+    monkeypatch.setattr(os, "replace", note_replace)
     older.save(path)
     assert len(renamed) == (1 if killed else 12)
     assert renamed[-1] == "manifest.json"
@@ -868,14 +881,14 @@ def test_a_reader_whose_files_are_removed_by_a_writer_gets_the_new_model(
     read, model = checkpoint._read, [older, newer]
     manifests = [(folder / "manifest.json").read_bytes()]
 
-    def meanwhile(path: Path, entry: dict[str, str]) -> bytes:
+    def meanwhile(opened: Folder, entry: manifests.Entry, most: int) -> bytes:
         """Each time the reader begins with a new manifest, a writer replaces the model once more."""
         current = (folder / "manifest.json").read_bytes()
         if len(manifests) <= times and current == manifests[-1]:
             model.reverse()
             model[0].save(folder, keep=0)
             manifests.append((folder / "manifest.json").read_bytes())
-        return read(path, entry)
+        return read(opened, entry, most)
 
     monkeypatch.setattr(checkpoint, "_read", meanwhile)
     assert state_of(load(folder)) == state_of(model[0])
@@ -888,13 +901,13 @@ def test_a_reader_is_not_misled_by_a_writer_that_goes_back_to_the_older_model(
     read = checkpoint._read
     calls: list[str] = []
 
-    def meanwhile(path: Path, entry: dict[str, str]) -> bytes:
-        calls.append(entry["name"])
+    def meanwhile(opened: Folder, entry: manifests.Entry, most: int) -> bytes:
+        calls.append(entry.name)
         if len(calls) > 1:
-            return read(path, entry)
+            return read(opened, entry, most)
         newer.save(folder, keep=0)
         try:
-            return read(path, entry)
+            return read(opened, entry, most)
         finally:
             older.save(folder, keep=0)
 
@@ -949,7 +962,7 @@ def versions() -> Versions:
 
 def every_named_file(path: Path) -> set[str]:
     """All that the current version and the earlier ones name, and their manifests."""
-    named = [path / "manifest.json", *manifests.earlier(path)]
+    named = [path / "manifest.json", *earlier(path)]
     names = {file.relative_to(path).as_posix() for file in named}
     for file in named:
         entries = json.loads(file.read_bytes())["files"]
@@ -980,7 +993,7 @@ def test_undo_goes_back_exactly_as_many_versions_as_are_kept(tmp_path: Path, ver
     for count in range(1, 7):
         path = versions.save_all(tmp_path / str(count), count, keep)
         assert set(all_files(path)) == every_named_file(path) | {".lock"}
-        assert len(manifests.earlier(path)) == min(keep, count - 1)
+        assert len(earlier(path)) == min(keep, count - 1)
         last = count - 1
         assert steps_back(path, versions) == list(range(last - 1, max(last - keep, 0) - 1, -1))
 
@@ -996,7 +1009,7 @@ def test_undo_brings_back_every_byte(tmp_path: Path, versions: Versions) -> None
 def test_saving_without_keeping_removes_the_versions_that_were_kept(tmp_path: Path, versions: Versions) -> None:
     path = versions.save_all(tmp_path / "model", 2, keep=2)
     versions.learners[2].save(path, keep=0)
-    assert manifests.earlier(path) == []
+    assert earlier(path) == []
     assert set(all_files(path)) == {*named_files(path), "manifest.json", ".lock"}
     refused(lambda: checkpoint.undo(path), str(path), "has no version to go back to")
     assert versions.index(path) == 2
@@ -1041,7 +1054,7 @@ def test_a_crash_at_any_write_of_undo_leaves_one_version_or_the_other(
         shutil.copytree(original, path)
         crash = Crash(kind, at)
         with monkeypatch.context() as patched:
-            patched.setattr(files, "write", crash)
+            patched.setattr(Folder, "write", crash.write_instead())
             try:
                 checkpoint.undo(path)
                 break
@@ -1065,7 +1078,7 @@ def test_a_crash_at_any_write_of_a_save_loses_no_earlier_version(
         shutil.copytree(original, path)
         crash = Crash(kind, at)
         with monkeypatch.context() as patched:
-            patched.setattr(files, "write", crash)
+            patched.setattr(Folder, "write", crash.write_instead())
             try:
                 versions.learners[3].save(path, keep=2)
                 break
@@ -1087,9 +1100,9 @@ def test_undo_to_a_damaged_version_is_refused_and_the_current_one_stays(
     tmp_path: Path, versions: Versions, damage: str
 ) -> None:
     path = versions.save_all(tmp_path / "model", 2, keep=1)
-    (earlier,) = manifests.earlier(path)
-    weights = path / json.loads(earlier.read_bytes())["files"]["weights"]["name"]
-    for file in (earlier, weights) if damage != "missing" else (weights,):
+    (before,) = earlier(path)
+    weights = path / json.loads(before.read_bytes())["files"]["weights"]["name"]
+    for file in (before, weights) if damage != "missing" else (weights,):
         content = file.read_bytes()
         DAMAGES[damage][0](file)
         refused(lambda: checkpoint.undo(path), str(file))

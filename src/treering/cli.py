@@ -298,7 +298,7 @@ def undo(model: ModelPath) -> None:
     from treering.storage import manifest, model_folder
 
     model_folder.undo(model)
-    classes = manifest.read(model)["classes"]
+    classes = manifest.of(model).classes
     Terminal(console).line(f"{model} knows {len(classes)} classes again: {', '.join(map(str, classes))}")
 
 

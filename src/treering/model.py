@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,18 +17,29 @@ import torch
 from torch import Tensor, nn
 
 from treering import methods
-from treering.core import backbones
-from treering.core.trainer import restore_generator
-from treering.errors import TreeringError
+from treering.checked import require
+from treering.core import augment, backbones
+from treering.core.optim import OPTIMIZERS
+from treering.core.trainer import InFlight, restore_generator
+from treering.errors import TreeringError, is_out_of_memory
 from treering.images import arrays
 from treering.methods.base import Method, Step
 from treering.recipe import Budget, Recipe
 from treering.runtime.pixels import Images, digests
 from treering.session import own_precision
-from treering.storage import model_folder
+from treering.storage import model_folder, resume
+from treering.storage import tensors as stored
+from treering.storage.folder import Folder
+from treering.storage.manifest import COPY, NAME, Manifest
 from treering.storage.model_folder import Content
+from treering.storage.tensors import Spec
 
 logger = logging.getLogger(__name__)
+
+MOST_PIXELS = 2**22
+"""The most pixels of what a network sees: 2048 x 2048."""
+MOST_SUMMED = 10_000_000
+"""The most images in the sums of a closed form."""
 
 
 @dataclass
@@ -59,6 +71,8 @@ class Model:
         self.require_shape(pixels.shape)
         with own_precision(self.method.network.device):
             probabilities = self.method.probabilities(pixels).double().cpu().numpy()
+        if not np.isfinite(probabilities).all():
+            raise TreeringError("the model gives numbers that are not finite for these images: it cannot answer")
         probabilities = probabilities[:, self.sorted_columns()]
         return probabilities / probabilities.sum(1, keepdims=True)  # they summed to 1 in float32 only
 
@@ -121,11 +135,11 @@ class Model:
 
 def load(path: Path, backbone: nn.Module | None, device: torch.device) -> Model:
     """Read the model in a folder; a model that was learnt with a user's own module needs such a `backbone`."""
-    return model_folder.consistently(path, functools.partial(_read, path, backbone, device))
+    return model_folder.consistently(path, functools.partial(_read, backbone, device))
 
 
-def _read(path: Path, backbone: nn.Module | None, device: torch.device, manifest: dict[str, Any]) -> Model:
-    recipe = Recipe.from_dict(manifest["recipe"])
+def _read(backbone: nn.Module | None, device: torch.device, folder: Folder, manifest: Manifest) -> Model:
+    path, recipe = folder.path, _recipe(folder, manifest)
     custom = recipe.backbone == "custom"
     if custom and backbone is None:
         raise TreeringError(
@@ -135,22 +149,91 @@ def _read(path: Path, backbone: nn.Module | None, device: torch.device, manifest
         raise TreeringError(
             f"{path} was learnt with the backbone {recipe.backbone}: load it without a backbone of your own"
         )
-    content = model_folder.content_of(path, manifest)
-    seed, shape = manifest["seed"], tuple(manifest["image_shape"])
-    build = functools.partial(backbones.build, recipe.backbone, shape[0], seed)
+    seed, shape = manifest.seed, manifest.image_shape
+    history = model_folder.history_of(folder, manifest)
+    method = _empty_method(folder, manifest, recipe, backbone, device)
+    try:
+        loose = dict.fromkeys(method.any_number_of_rows, MOST_SUMMED)
+        tensors = model_folder.weights_of(folder, manifest, tensors_of(method, len(manifest.classes)), loose)
+        method.load_tensors(manifest.head_sizes, tensors)
+        drawn = bytes.fromhex(manifest.generator.state)
+        stored.require_generator_state(drawn)
+        restore_generator(method.generator, torch.frombuffer(bytearray(drawn), dtype=torch.uint8))
+    except TreeringError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {error}") from None
+    memory, held_out = model_folder.images_of(folder, manifest)
+    for label, ranked in memory.items():
+        method.memory.store(label, ranked.to(device))
+    return Model(method, seed, shape, list(manifest.classes), history, held_out)
+
+
+def _recipe(folder: Folder, manifest: Manifest) -> Recipe:
+    """Return the recipe of a model, if a network of it can be built on any computer."""
+    try:
+        recipe = Recipe.from_dict(manifest.recipe)
+        _, height, width = input_shape(recipe, manifest.image_shape)
+        require(
+            height * width <= MOST_PIXELS,
+            f"its network sees {height} x {width} pixels, which are more than {MOST_PIXELS:,}",
+        )
+        methods.find(recipe.method).check(recipe)
+    except TreeringError as error:
+        raise TreeringError(f"the recipe in {folder.path / NAME} is of no model: {error}") from None
+    return recipe
+
+
+def input_shape(recipe: Recipe, image_shape: Sequence[int]) -> tuple[int, ...]:
+    """Return C, H, W of what the network sees of images C x H x W."""
+    return (image_shape[0], *(augment.input_side(recipe.augmentation, side) for side in image_shape[1:]))
+
+
+def _empty_method(
+    folder: Folder, manifest: Manifest, recipe: Recipe, backbone: nn.Module | None, device: torch.device
+) -> Method:
+    """Build a model's method, which knows no class yet."""
+    channels, seed = manifest.image_shape[0], manifest.seed
+    build = functools.partial(backbones.build, recipe.backbone, channels, seed)
     features = backbones.copied(backbone) if backbone is not None else build(pretrained=False)
-    method = methods.create(recipe, features, torch.zeros_like(content.tensors["mean_image"]), seed, device)
+    shape = input_shape(recipe, manifest.image_shape)
+    # A network of any size can be asked for in a few bytes, but one that was learnt has at least this much to show.
+    outputs = recipe.outputs if methods.find(recipe.method).spare_outputs else 0
+    least = 4 * (math.prod(shape) + outputs)
+    if folder.size(manifest.files.weights.name) < least:
+        model_folder.require_whole(folder, manifest.files.weights)
+        raise TreeringError(f"{folder.path / manifest.files.weights.name} is too small for its model: {COPY}")
+    method = methods.create(recipe, features, torch.zeros(shape), seed, device)
     if backbone is None:
         method.start_from(build)
-    try:
-        method.load_tensors(manifest["head_sizes"], content.tensors)
-    except ValueError as error:
-        raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {error}") from None
-    for label, ranked in content.memory.items():
-        method.memory.store(label, ranked.to(device))
-    drawn = bytearray.fromhex(manifest["generator"]["state"])
-    restore_generator(method.generator, torch.frombuffer(drawn, dtype=torch.uint8))
-    return Model(method, seed, shape, manifest["classes"], content.history, dict(content.held_out))
+    return method
+
+
+def tensors_of(method: Method, classes: int) -> dict[str, Spec]:
+    """Return what the tensors of a method are like once it knows so many classes."""
+    specs = {name: Spec.of(tensor) for name, tensor in method.tensors().items()}
+    for name, (dtype, shape) in specs.items():
+        if shape[:1] == (0,) or name in ("weight", "bias"):  # it has a row for each class and for each spare column
+            specs[name] = Spec(dtype, (max(shape[0], classes), *shape[1:]))
+    return specs
+
+
+def momenta_of(method: Method, classes: int) -> int:
+    """Return how many values the optimiser of a method remembers in a step that leads to so many classes."""
+    network = method.network
+    parts = {name: part for name, part in network.named_parameters() if part.requires_grad}
+    parameters = sum(part.numel() for name, part in parts.items() if name not in ("weight", "bias"))
+    parameters += max(network.columns, classes) * (network.feature_size + 1)
+    return OPTIMIZERS[method.recipe.optimizer.kind].remembered(parameters)
+
+
+def require_fits(in_flight: InFlight, method: Method, recipe: Recipe, classes: int) -> None:
+    """Raise ValueError unless an unfinished step can be the next one of a method, leading to so many classes."""
+    stages = method.plan_step(recipe, {0: 1}, method.replayed(recipe)) if method.trains else []
+    schedules = [recipe.training, recipe.balanced][: len(stages)]
+    resume.require_fits(in_flight, schedules, tensors_of(method, classes), momenta_of(method, classes))
 
 
 def in_order(labels: set[Hashable]) -> list[Hashable]:

@@ -87,6 +87,11 @@ class SGD:
         parts = zip(tensors, self.orders, strict=True)
         return torch.cat([_padded(part.permute(order).flatten()) for part, order in parts])
 
+    @staticmethod
+    def remembered(parameters: int) -> int:
+        """Return how many values `saved_momentum` has for so many parameters."""
+        return parameters
+
     def saved_momentum(self) -> Tensor:
         """Return the momentum with the elements of each parameter in row order, which is the same on all devices."""
         return torch.cat([part.flatten() for part in self._views(self.momentum)])
@@ -142,6 +147,10 @@ class Adam(SGD):
             self.values.addcmul_(self.values * (self.group_of_element > 0), self.lr, value=-self.settings.weight_decay)
         deviation = (self.second / (1 - beta2**self.updates)).sqrt_().add_(self.EPSILON)
         self.values.addcmul_(self.first / deviation, self.lr / (1 - beta1**self.updates), value=-1)
+
+    @staticmethod
+    def remembered(parameters: int) -> int:
+        return 2 * parameters + 1
 
     def saved_momentum(self) -> Tensor:
         """Return both moments with the elements of each parameter in row order, and the number of updates."""

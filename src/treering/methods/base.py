@@ -82,6 +82,8 @@ class Method(ABC):
     """Whether a method that keeps exemplars cannot learn without any."""
     compiles = True
     """Whether compiling its feature extractor pays, where no kernel serves."""
+    any_number_of_rows: Sequence[str] = ()
+    """The names of its tensors whose number of rows nothing else tells."""
     further_readouts: Mapping[str, str] = {}
     """Methods that train like this one but classify otherwise: each one's name, and that of its `probabilities`."""
 

@@ -39,6 +39,7 @@ class ClosedForm(Method):
     needs_memory = False
     unit_features = True
     trains = False
+    any_number_of_rows = OWN[1:]
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)

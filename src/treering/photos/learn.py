@@ -109,7 +109,7 @@ def learn(
                 unfinished.remove()
             return None
         division = lesson.divide(folder, photos, checks)
-        resume = unfinished.load()
+        resume = unfinished.load(len(photos.new))
         planned = lesson.plan(photos, division, resumed=resume is not None)
         tell(planned)
         if dry_run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from treering.errors import TreeringError
 from treering.learner import Learner
 from treering.runtime import files
 from treering.storage import manifest as manifests
-from treering.storage import model_folder
+from treering.storage import model_folder, names
+from treering.storage.folder import Folder
+from treering.storage.manifest import Manifest
 from treering.words import shown
 
 THUMBNAIL, GAP, NAME_WIDTH = 72, 4, 190
@@ -41,27 +43,29 @@ class Overview:
 
 def of(path: Path) -> Overview:
     """Return the overview of a model folder, without loading the network."""
-    return model_folder.consistently(path, functools.partial(_read, path))
+    return model_folder.consistently(path, _read)
 
 
-def _read(path: Path, manifest: dict[str, Any]) -> Overview:
-    names = [str(name) for name in manifest["classes"]]
-    entries = manifest["files"]
-    history = model_folder.history_of(path, manifest)
+def _read(folder: Folder, manifest: Manifest) -> Overview:
+    labels = [str(label) for label in manifest.classes]
+    files = [item for item in folder.walk() if item.kind == "file"]
 
-    def size(*patterns: str) -> int:
-        return sum(file.stat().st_size for pattern in patterns for file in path.glob(pattern) if file.is_file())
+    def size(pattern: re.Pattern[str]) -> int:
+        return sum(item.size for item in files if names.fits(pattern, item.name))
 
-    sizes = {"weights": size("weights-*"), "memory": size("memory/*/*"), "held-out images": size("held-out/*/*")}
-    sizes["other"] = size("**/*") - sum(sizes.values())
+    sizes = {"weights": size(names.WEIGHTS), "memory": 0, "held-out images": 0}
+    for item in files:
+        if names.fits(names.IMAGE, item.name):
+            sizes["memory" if item.name.startswith("memory/") else "held-out images"] += item.size
+    sizes["other"] = sum(item.size for item in files) - sum(sizes.values())
     return Overview(
-        history,
-        {name: len(part) for name, part in zip(names, entries["memory"], strict=True)},
-        {name: len(part) for name, part in zip(names, entries["held_out"], strict=True)},
-        manifest["recipe"],
+        model_folder.history_of(folder, manifest),
+        {name: len(part) for name, part in zip(labels, manifest.files.memory, strict=True)},
+        {name: len(part) for name, part in zip(labels, manifest.files.held_out, strict=True)},
+        manifest.recipe,
         sizes,
-        len(manifests.earlier_than(path, manifest)),
-        (path / ".learning").exists(),
+        len(manifests.earlier_than(folder, manifest)),
+        folder.exists(names.LEARNING),
     )
 
 
@@ -76,6 +80,7 @@ def draw_gallery(learner: Learner, picture: Path) -> None:
     draw, font = ImageDraw.Draw(page), ImageFont.load_default(15)
     for row, (name, ranked) in enumerate(rows):
         top = GAP + row * cell
+        name = name if len(name) <= NAME_WIDTH else name[:NAME_WIDTH] + "…"
         while draw.textlength(name, font) > NAME_WIDTH - 2 * GAP:
             name = name[:-2] + "…"
         draw.text((GAP, top + THUMBNAIL // 2), name, "black", font, anchor="lm")

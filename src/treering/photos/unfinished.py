@@ -7,15 +7,25 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import safetensors
+import torch
 
+from treering import model, session
 from treering.core.trainer import InFlight
+from treering.errors import is_out_of_memory
 from treering.learner import Learner
+from treering.methods.base import Method
 from treering.photos.settings import is_resized
 from treering.runtime import files
-from treering.storage import resume
+from treering.runtime.device import find_device
+from treering.storage import names, resume
+from treering.storage.folder import Folder
+from treering.storage.manifest import LARGEST
+from treering.storage.tensors import LARGEST_HEADER
 
 logger = logging.getLogger(__name__)
+
+MOST_OF_GENERATOR = 2**14
+"""The most bytes of the state of a random generator."""
 
 
 def fingerprint(*parts: str) -> str:
@@ -32,9 +42,9 @@ class Unfinished:
     """The saved state of a step that is being learnt, in the folder of its model."""
 
     def __init__(self, path: Path, learner: Learner, photos: str) -> None:
-        self.file = path / ".learning"
-        manifest, recipe = path / "manifest.json", learner.resolved_recipe()
-        before_it = manifest.read_bytes().hex() if files.exists(manifest) else recipe.to_toml()
+        self.path, self.learner = path, learner
+        self.file, recipe = path / names.LEARNING, learner.resolved_recipe()
+        before_it = _manifest(path).hex() if files.exists(path / names.MANIFEST) else recipe.to_toml()
         resized = [str(recipe.memory.size)] if is_resized(learner) else []  # the manifest has the old size
         self.fingerprint = fingerprint(before_it, str(learner.seed), photos, *resized)
         """A digest of the model before the step, and of all that the step brings."""
@@ -42,22 +52,51 @@ class Unfinished:
     def save(self, state: InFlight) -> None:
         """Write this state to the file."""
         tensors, fits = resume.pack(state)
-        files.write(self.file, resume.to_bytes(tensors, {"fingerprint": self.fingerprint, "fits": fits}))
+        with Folder(self.path) as folder:
+            folder.write(names.LEARNING, resume.to_bytes(tensors, {"fingerprint": self.fingerprint, "fits": fits}))
 
-    def load(self) -> InFlight | None:
-        """Return the state of this very step, if an earlier call has left one."""
-        if not files.exists(self.file):
+    def load(self, new_classes: int) -> InFlight | None:
+        """Return the state of this very step, which adds so many classes, if an earlier call has left one."""
+        if not files.exists(self.path):
             return None
         try:
-            tensors, facts = resume.read(self.file)
-            if facts["fingerprint"] != self.fingerprint:
-                logger.warning("%s is of a step with other images or settings, so the step starts anew", self.file)
-                return None
-            return resume.unpack(tensors, facts["fits"])
-        except (safetensors.SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+            with Folder(self.path) as folder:
+                return self._read(folder, new_classes) if folder.exists(names.LEARNING) else None
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
             logger.warning("%s cannot be restored, so the step starts anew: %s", self.file, error)
             return None
 
+    def _read(self, folder: Folder, new_classes: int) -> InFlight | None:
+        method, recipe = self._method(), self.learner.resolved_recipe()
+        classes = method.network.classes + new_classes
+        tensors, momenta = model.tensors_of(method, classes), model.momenta_of(method, classes)
+        one = sum(spec.bytes for spec in tensors.values()) + 4 * momenta + MOST_OF_GENERATOR
+        content = folder.read(names.LEARNING, 8 + LARGEST_HEADER + 2 * one)
+        parts, facts = resume.parse(content)
+        if facts["fingerprint"] != self.fingerprint:
+            logger.warning("%s is of a step with other images or settings, so the step starts anew", self.file)
+            return None
+        in_flight = resume.unpack(parts, facts["fits"])
+        if in_flight:
+            model.require_fits(in_flight, method, recipe, classes)
+        return in_flight
+
+    def _method(self) -> Method:
+        """Return the method before the step; that of a new model is built for this, and for nothing else."""
+        if self.learner.model:
+            return self.learner.model.method
+        recipe, device = self.learner.resolved_recipe(), find_device(self.learner.device)
+        blank = torch.zeros(2, 3, recipe.run.image_size, recipe.run.image_size, dtype=torch.uint8)
+        return session.begin(recipe, blank, self.learner.seed, device)
+
     def remove(self) -> None:
         """Remove the file, since the step is learnt."""
-        self.file.unlink(missing_ok=True)
+        with Folder(self.path) as folder:
+            folder.remove(names.LEARNING)
+
+
+def _manifest(path: Path) -> bytes:
+    with Folder(path) as folder:
+        return folder.read(names.MANIFEST, LARGEST)

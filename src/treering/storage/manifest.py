@@ -1,26 +1,178 @@
-"""The manifest of a model folder: what the model is, and every file of it with its checksum."""
+"""The manifest of a model folder: what the model is, and every file of it with its checksum.
+
+A manifest may come from a stranger. All that it says is checked against `Manifest` before anything is done with it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import PIL
 import safetensors
 import torch
 
+from treering.checked import Checked, brief, parse_json, require
 from treering.errors import TreeringError
-from treering.runtime import files
+from treering.storage import names
+from treering.storage.folder import Folder
 from treering.version import __version__
 
-NAME = "manifest.json"
+NAME = names.MANIFEST
 FORMAT = "treering model"
 FORMAT_VERSION = 1
+LARGEST, LARGEST_HISTORY = 2**26, 2**28
+"""The most bytes of a manifest and of a history."""
+MOST_CHANNELS, LONGEST_SIDE = 4, 4096
+"""The bounds of a model's images."""
+MOST_STEPS = 1_000_000
+COPY = "restore it from a copy of the model folder"
+Label = str | int | float | bool
+"""The types of labels that JSON gives back as they were."""
+
+
+@dataclass(frozen=True)
+class Entry(Checked):
+    """A file that the manifest names."""
+
+    name: str
+    sha256: str
+
+    def _check_ranges(self) -> None:
+        require(
+            re.fullmatch("[0-9a-f]{64}", self.sha256) is not None,
+            f"sha256 must be 64 hexadecimal digits, not {brief(self.sha256)}",
+        )
+
+    def require_name(self, what: str, pattern: re.Pattern[str], start: str = "") -> None:
+        """Raise unless treering gives such a name to such a file with this checksum."""
+        fits = pattern.fullmatch(self.name) and self.name.startswith(start) and f"-{self.sha256[:12]}." in self.name
+        require(bool(fits), f"{what}.name is {brief(self.name)}, which treering does not name such a file")
+
+
+@dataclass(frozen=True)
+class Files(Checked):
+    """The files of a model; exemplars and held-out images are listed by class, best first."""
+
+    weights: Entry
+    history: Entry
+    memory: tuple[tuple[Entry, ...], ...]
+    held_out: tuple[tuple[Entry, ...], ...]
+
+    def _check_ranges(self) -> None:
+        self.weights.require_name("weights", names.WEIGHTS)
+        self.history.require_name("history", names.HISTORY)
+        for what, folder in (("memory", "memory"), ("held_out", "held-out")):
+            for label, ranked in enumerate(getattr(self, what)):
+                for rank, entry in enumerate(ranked):
+                    entry.require_name(f"{what}[{label}][{rank}]", names.IMAGE, f"{folder}/{label:04d}-")
+
+    def __iter__(self) -> Iterator[Entry]:
+        yield from (self.weights, self.history)
+        for by_class in (self.memory, self.held_out):
+            for ranked in by_class:
+                yield from ranked
+
+
+@dataclass(frozen=True)
+class Drawn(Checked):
+    """The state of a model's random generator."""
+
+    device: str
+    state: str
+
+    def _check_ranges(self) -> None:
+        require(
+            re.fullmatch("(?:[0-9a-f]{2}){8,8192}", self.state) is not None, "state must be bytes as hexadecimal digits"
+        )
+
+
+@dataclass(frozen=True)
+class Manifest(Checked):
+    """What a model is. Later versions may tell more of it, which is ignored."""
+
+    tolerant: ClassVar[bool] = True
+
+    recipe: dict[str, Any]
+    seed: int
+    classes: tuple[Label, ...]
+    head_sizes: tuple[int, ...]
+    steps: int
+    image_shape: tuple[int, ...]
+    """C, H, W of the images as they were given."""
+    generator: Drawn
+    files: Files
+    saved: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def _check_ranges(self) -> None:
+        classes = len(self.classes)
+        require(0 <= self.seed < 2**63, f"seed must be from 0 to 2^63 - 1, not {self.seed}")
+        require(classes > 0, "classes must hold at least one class")
+        require(len({type(label) for label in self.classes}) == 1, "classes must all be texts or all numbers")
+        require(len(set(self.classes)) == classes, "classes has one class more than once")
+        require(min(self.head_sizes, default=0) >= 1, "head_sizes must be 1 or more each")
+        require(
+            sum(self.head_sizes) == classes,
+            f"head_sizes are of {sum(self.head_sizes)} classes in all, but classes has {classes}",
+        )
+        require(1 <= self.steps <= MOST_STEPS, f"steps must be from 1 to {MOST_STEPS:,}, not {self.steps}")
+        good = len(self.image_shape) == 3 and 1 <= self.image_shape[0] <= MOST_CHANNELS
+        require(
+            good and all(1 <= side <= LONGEST_SIDE for side in self.image_shape[1:]),
+            f"image_shape must be 1 to {MOST_CHANNELS} channels and two sides of 1 to {LONGEST_SIDE} pixels, "
+            f"not {brief(self.image_shape)}",
+        )
+        for what, by_class in (("memory", self.files.memory), ("held_out", self.files.held_out)):
+            require(len(by_class) == classes, f"files.{what} is of {len(by_class)} classes, but classes has {classes}")
+
+
+@dataclass(frozen=True)
+class StepRecord(Checked):
+    """A line of the history: what was learnt in a step, and how well. Later versions may tell more of it."""
+
+    tolerant: ClassVar[bool] = True
+
+    step: int
+    time: str
+    new_classes: tuple[Label, ...]
+    images: tuple[tuple[Label, ...], ...]
+    """Each class that was shown, and how many images of it."""
+    accuracy: dict[str, Any] | None = None
+    files: str | None = None
+    """The fingerprint of the photos that were learnt from."""
+
+    def _check_ranges(self) -> None:
+        for index, pair in enumerate(self.images):
+            require(
+                len(pair) == 2 and type(pair[1]) is int and pair[1] >= 0,
+                f"images[{index}] must be a class and a number of images, not {brief(pair)}",
+            )
+        for name, value in (self.accuracy or {}).items():
+            _require_accuracy(f"accuracy.{name[:100]}", value)
+        try:
+            datetime.fromisoformat(self.time)
+        except ValueError:
+            raise TreeringError(f"time must be a date and time, not {brief(self.time)}") from None
+
+
+def _require_accuracy(name: str, value: Any) -> None:
+    """Raise unless this is a percentage or a number of images or, by class, pairs of numbers of images."""
+    if isinstance(value, dict):
+        for pair in value.values():
+            good = isinstance(pair, list) and len(pair) == 2 and all(type(count) is int for count in pair)
+            require(good and 0 <= pair[0] <= pair[1] < 2**53, f"{name} must hold pairs of numbers, not {brief(pair)}")
+        return
+    number = type(value) in (int, float) and 0 <= value < 2**53
+    require(value is None or number, f"{name} must be a number from 0, not {brief(value)}")
 
 
 def made(facts: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +180,7 @@ def made(facts: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
     versions = {
         "treering": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "pillow": PIL.__version__,
         "safetensors": safetensors.__version__,
@@ -42,29 +194,48 @@ def sealed(manifest: dict[str, Any]) -> bytes:
     return utf8(json.dumps({"checksum": _seal(manifest), **manifest}, indent=1, ensure_ascii=False))
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return the manifest of the model folder `path`, after checking it."""
-    file = path / NAME
+def opened(path: Path) -> Folder:
+    """Open a model folder; raise in one line if it cannot be."""
     try:
-        content = file.read_bytes()
-    except NotADirectoryError:
-        raise TreeringError(f"{path} is a file: give the folder that a learner was saved to") from None
+        return Folder(path)
+    except (NotADirectoryError, FileNotFoundError) as error:
+        what = "is a file" if isinstance(error, NotADirectoryError) else "does not exist"
+        raise TreeringError(f"{path} {what}: give the folder that a learner was saved to") from None
+    except (OSError, ValueError) as error:  # a ValueError if the path holds a null character
+        raise TreeringError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read(folder: Folder) -> Manifest:
+    """Return the manifest of a model folder, after checking it."""
+    return parsed(_content(folder), folder.path / NAME)
+
+
+def of(path: Path) -> Manifest:
+    """Return the manifest of the model folder at `path`, after checking it."""
+    with opened(path) as folder:
+        return read(folder)
+
+
+def _content(folder: Folder) -> bytes:
+    try:
+        return folder.read(NAME, LARGEST)
     except FileNotFoundError:
-        if files.exists(path / ".learning") or files.exists(path / ".writer"):
-            raise TreeringError(f"{path} has no model yet: its first step is under way, or was interrupted") from None
-        what = f"has no {NAME}: it is not a treering model folder" if path.is_dir() else "does not exist"
-        raise TreeringError(f"{path} {what}; give the folder that a learner was saved to") from None
+        if folder.exists(names.LEARNING) or folder.exists(".writer"):
+            what = "has no model yet: its first step is under way, or was interrupted"
+            raise TreeringError(f"{folder.path} {what}") from None
+        what = f"has no {NAME}: it is not a treering model folder"
+        raise TreeringError(f"{folder.path} {what}; give the folder that a learner was saved to") from None
     except OSError as error:
-        raise TreeringError(f"cannot read {file}: {error.strerror}") from None
-    return parsed(content, file)
+        raise TreeringError(f"cannot read {folder.path / NAME}: {error.strerror}") from None
 
 
-def parsed(content: bytes, file: Path) -> dict[str, Any]:
+def parsed(content: bytes, file: Path) -> Manifest:
     """Return the manifest in a file's `content`."""
     try:
-        manifest = json.loads(content)
-    except ValueError:
-        raise TreeringError(f"{file} is damaged (not JSON): restore it from a copy of the model folder") from None
+        manifest = parse_json(content)
+    except ValueError as error:
+        reason = "not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
+        raise TreeringError(f"{file} is damaged ({reason}): {COPY}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise TreeringError(f"{file} was not written by treering: give the folder that a learner was saved to")
     version = manifest.get("format_version")
@@ -74,32 +245,67 @@ def parsed(content: bytes, file: Path) -> dict[str, Any]:
             "upgrade treering"
         )
     if manifest.pop("checksum", None) != _seal(manifest):
-        raise TreeringError(f"{file} was changed after treering wrote it: restore it from a copy of the model folder")
-    return manifest
+        raise TreeringError(f"{file} was changed after treering wrote it: {COPY}")
+    return checked(manifest, file)
 
 
-def entries(manifest: dict[str, Any]) -> list[dict[str, str]]:
-    """Return name and checksum of every file that the manifest names."""
-    named = manifest["files"]
-    images = [entry for kind in ("memory", "held_out") for ranked in named[kind] for entry in ranked]
-    return [named["weights"], named["history"], *images]
+def checked(manifest: dict[str, Any], file: Path) -> Manifest:
+    """Return what the manifest in a file says, if a model can be so."""
+    try:
+        return Manifest.of(manifest)
+    except TreeringError as error:
+        raise TreeringError(f"{file} describes no model, since {error}: {COPY}") from None
 
 
-def earlier(path: Path) -> list[Path]:
-    """Return the files that hold the manifests of earlier versions, oldest first."""
-    return sorted(path.glob("previous/[0-9][0-9][0-9][0-9]*.json"), key=lambda file: int(file.stem))
+def history(content: bytes, manifest: Manifest, file: Path) -> list[dict[str, Any]]:
+    """Return the records in the content of a history file, one for each step, after checking them."""
+    count = content.count(b"\n")
+    if count != manifest.steps or not content.endswith(b"\n"):
+        raise TreeringError(f"{file} has {count} whole lines, but the model has {manifest.steps} steps: {COPY}")
+    records = []
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        try:
+            record = parse_json(line)
+            StepRecord.of(record)
+        except ValueError as error:  # a TreeringError is one
+            reason = error if isinstance(error, TreeringError) else "it is not JSON"
+            raise TreeringError(f"{file} cannot be read in line {number}, since {reason}: {COPY}") from None
+        records.append(record)
+    if [label for record in records for label in record["new_classes"]] != list(manifest.classes):
+        raise TreeringError(f"{file} tells of other classes than the model's: {COPY}")
+    return records
 
 
-def earlier_than(path: Path, current: dict[str, Any]) -> list[Path]:
+def earlier(folder: Folder) -> list[str]:
+    """Return the names of the manifests of earlier versions, oldest first."""
+    found = [item.name for item in folder.items("previous") if names.EARLIER.fullmatch(item.name)]
+    return sorted(found, key=number)
+
+
+def number(name: str) -> int:
+    """Return the number in the name of an earlier version's manifest."""
+    return int(name[len("previous/") : -len(".json")])
+
+
+def read_earlier(folder: Folder, name: str) -> tuple[Manifest, bytes]:
+    """Return the manifest of an earlier version, and the content of its file."""
+    try:
+        content = folder.read(name, LARGEST)
+    except OSError as error:
+        raise TreeringError(f"cannot read {folder.path / name}: {error.strerror}") from None
+    return parsed(content, folder.path / name), content
+
+
+def earlier_than(folder: Folder, current: Manifest) -> list[str]:
     """Return those of `earlier` without the current version, which a killed writer may have put there already."""
 
-    def is_current(file: Path) -> bool:
+    def is_current(name: str) -> bool:
         try:
-            return parsed(file.read_bytes(), file) == current
+            return read_earlier(folder, name)[0] == current
         except TreeringError:
             return False
 
-    return [file for file in earlier(path) if not is_current(file)]
+    return [name for name in earlier(folder) if not is_current(name)]
 
 
 def utf8(text: str) -> bytes:

@@ -11,36 +11,34 @@
 Files carry a hash of their content in their name and are never changed, so saving writes the new ones beside the old
 and then replaces manifest.json, in one rename: a crash at any moment leaves either the old model or the new one. Files
 that no manifest names are removed afterwards. Writers exclude each other by a lock; readers need none. No pickle is
-ever read.
+ever read, no link is followed, and nothing is believed that was not checked: a folder may come from a stranger.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import io
 import json
 import logging
 import os
 import re
-import unicodedata
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import safetensors.torch
 import torch
-from PIL import Image
 from torch import Tensor
 
 from treering.errors import TreeringError
 from treering.images.files import WORKERS
-from treering.runtime import files
-from treering.storage import lock
+from treering.storage import lock, names, pictures
 from treering.storage import manifest as manifests
-from treering.storage.names import EXEMPLAR, VERSIONED
+from treering.storage import tensors as stored
+from treering.storage.folder import Folder
+from treering.storage.manifest import COPY, Entry, Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +48,16 @@ KEEP = 3
 """The number of versions before the current one that `undo` can go back to."""
 SAVEABLE = (str, int, float, bool)
 """The types of labels that JSON gives back as they were."""
+LARGEST = 2**32
+"""The most bytes of a weights file that is only compared with its checksum, and of an unfinished step."""
+MOST_PIXELS = 2**34
+"""The most bytes that exemplars and held-out images may take in memory."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a model folder holds, as plain values and tensors."""
+    """What a model folder is going to hold, as plain values and tensors."""
 
     facts: dict[str, Any]
     """What the manifest says of the model; see `model.py`."""
@@ -68,6 +71,9 @@ class Content:
     history: list[dict[str, Any]]
 
 
+# Writing
+
+
 def save(content: Content, path: Path, keep: int = KEEP) -> None:
     """Write the folder's new content, as its only writer; the last `keep` versions stay for `undo`."""
     with lock.writing(path):
@@ -75,171 +81,97 @@ def save(content: Content, path: Path, keep: int = KEEP) -> None:
 
 
 def replace(content: Content, path: Path, keep: int) -> None:
-    """Do what `save` does, for a caller that is `writing` already."""
+    """Do what `save` does, for a caller that is `writing` already.
+
+    An unfinished step gives way where the disk has no room for both: the model that is saved is what it leads to.
+    """
     unsaveable = next((label for label in content.classes if type(label) not in SAVEABLE), None)
     if unsaveable is not None:
         raise TreeringError(f"label {unsaveable!r} cannot be saved: use texts or numbers as labels")
+    with manifests.opened(path) as folder:
+        try:
+            _replace(content, folder, keep)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not folder.exists(names.LEARNING):
+                raise
+            _replace_instead_of_unfinished(content, folder, keep)
+
+
+def _replace_instead_of_unfinished(content: Content, folder: Folder, keep: int) -> None:
+    """Try to save in the room of the unfinished step, which is put back if there is still too little."""
+    unfinished = folder.read(names.LEARNING, LARGEST)
+    folder.remove(names.LEARNING)
     try:
-        before = manifests.read(path)
+        _replace(content, folder, keep)
+    except OSError:
+        _clean(folder, None)
+        folder.write(names.LEARNING, unfinished)
+        raise
+
+
+def _replace(content: Content, folder: Folder, keep: int) -> None:
+    try:
+        before = manifests.read(folder)
     except TreeringError:  # it has no model yet, or a damaged one
         before = None
-    entries = _write_files(path, content, before)
-    if keep and before and before["files"] != entries:
-        current, earlier = (path / manifests.NAME).read_bytes(), manifests.earlier(path)
-        if not earlier or earlier[-1].read_bytes() != current:  # it is there already if a writer was killed just then
-            (path / "previous").mkdir(exist_ok=True)
-            number = int(earlier[-1].stem) + 1 if earlier else 1
-            files.write(path / "previous" / f"{number:04d}.json", current)
-    files.write(path / manifests.NAME, manifests.sealed(manifests.made(content.facts, entries)))
-    _clean(path, keep)
+    files = _write_files(folder, content, before)
+    made = manifests.made(content.facts, asdict(files))
+    manifests.checked(made, folder.path / manifests.NAME)  # nothing is written that could not be read again
+    if keep and before and before.files != files:
+        current, earlier = folder.read(manifests.NAME, manifests.LARGEST), manifests.earlier(folder)
+        # It is there already if a writer was killed just then.
+        if not earlier or folder.read(earlier[-1], manifests.LARGEST) != current:
+            number = manifests.number(earlier[-1]) + 1 if earlier else 1
+            folder.write(f"previous/{number:04d}.json", current)
+    folder.write(manifests.NAME, manifests.sealed(made))
+    _clean(folder, keep)
 
 
-def undo(path: str | os.PathLike[str]) -> None:
-    """Go back to the version of a model folder before its last `save` or `treering learn`; raise if there is none."""
-    path = Path(path)
-    manifests.read(path)  # raises if there is no model
-    with lock.writing(path):
-        current = manifests.read(path)
-        for file in reversed(manifests.earlier(path)):
-            before = manifests.parsed(file.read_bytes(), file)
-            if before == current:  # a killed writer has put the current one there already
-                file.unlink()
-                continue
-            for entry in manifests.entries(before):
-                _read(path, entry)  # raises if it is missing or damaged
-            files.write(path / manifests.NAME, file.read_bytes())
-            file.unlink()
-            (path / ".learning").unlink(missing_ok=True)  # it continues the version that is gone now
-            _clean(path, None)
-            return
-        raise TreeringError(f"{path} has no version to go back to: it holds the first one, or the others are gone")
-
-
-def _clean(path: Path, keep: int | None) -> None:
-    """Remove earlier versions beyond the last `keep` (None keeps all), and files that no remaining version names."""
-    try:
-        current = manifests.read(path)
-        older = manifests.earlier_than(path, current)
-        kept = older if keep is None else older[max(0, len(older) - keep) :]
-        for file in manifests.earlier(path):
-            if file not in kept:
-                file.unlink()
-        remaining = [manifests.parsed(file.read_bytes(), file) for file in manifests.earlier(path)]
-        _remove_unnamed(path, [current, *remaining])
-    except (OSError, TreeringError) as error:
-        logger.warning("files of earlier versions stay in %s: %s", path, error)
-
-
-def _remove_unnamed(path: Path, remaining: Sequence[dict[str, Any]]) -> None:
-    """Delete the files of removed versions and of killed writers; files that treering did not write stay."""
-    named = {_comparable(entry["name"]) for manifest in remaining for entry in manifests.entries(manifest)}
-    for file in path.glob(f"previous/{files.TEMPORARY}*"):
-        file.unlink()
-    for file in [*path.glob("*"), *path.glob("memory/*/*"), *path.glob("held-out/*/*")]:
-        ours = VERSIONED if file.parent == path else EXEMPLAR
-        unnamed = _comparable(file.relative_to(path).as_posix()) not in named
-        if unnamed and ours.fullmatch(file.name) and file.is_file():
-            file.unlink()
-    for folder in [*path.glob("memory/*"), *path.glob("held-out/*")]:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-
-
-def _comparable(name: str) -> str:
-    """Return a name in the form that all file systems agree on: some ignore case, some compose letters differently."""
-    return unicodedata.normalize("NFC", name).casefold()
-
-
-def consistently(path: Path, read: Callable[[dict[str, Any]], Read]) -> Read:
-    """Return what `read` makes of the manifest and its files; read again if a writer removes that version meanwhile."""
-    while True:
-        manifest = manifests.read(path)
-        try:
-            return read(manifest)
-        except (TreeringError, FileNotFoundError):
-            if manifests.read(path) == manifest:
-                raise
-
-
-def content_of(path: Path, manifest: dict[str, Any]) -> Content:
-    """Read every file that the manifest names."""
-    entries = manifest["files"]
-    tensors = safetensors.torch.load(_read(path, entries["weights"]))
-    with ThreadPoolExecutor(WORKERS) as pool:
-
-        def stacked(kind: str) -> dict[int, Tensor]:
-            return {
-                label: torch.stack(list(pool.map(lambda entry: _decode(_read(path, entry)), ranked)))
-                for label, ranked in enumerate(entries[kind])
-                if ranked
-            }
-
-        memory, held_out = stacked("memory"), stacked("held_out")
-    return Content(manifest, manifest["classes"], tensors, memory, held_out, history_of(path, manifest))
-
-
-def history_of(path: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read the model's history: one record per step."""
-    return [json.loads(line) for line in _read(path, manifest["files"]["history"]).splitlines()]
-
-
-def _read(path: Path, entry: dict[str, str]) -> bytes:
-    """Read a file that the manifest names, and check it."""
-    file = path / entry["name"]
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        raise TreeringError(
-            f"{file} is missing: the model folder was not copied completely; restore that file"
-        ) from None
-    except OSError as error:
-        raise TreeringError(f"cannot read {file}: {error.strerror}") from None
-    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise TreeringError(
-            f"{file} is damaged (its checksum differs): restore that file from a copy of the model folder"
-        )
-    return content
-
-
-def _write_files(path: Path, content: Content, before: dict[str, Any] | None) -> dict[str, Any]:
+def _write_files(folder: Folder, content: Content, before: Manifest | None) -> manifests.Files:
     """Write the files that the manifest is going to name; return the name and checksum of each."""
-    flushed = {entry["name"] for entry in manifests.entries(before)} if before else set()
-    unflushed: list[Path] = []
+    flushed = {entry.name for entry in before.files} if before else set()
+    unflushed: list[str] = []
 
-    def put(prefix: str, written: bytes, suffix: str) -> dict[str, str]:
+    def put(prefix: str, written: bytes, suffix: str) -> Entry:
         """Write one file under a name that holds its hash, unless it is there already."""
         checksum = hashlib.sha256(written).hexdigest()
         name = f"{prefix}{checksum[:12]}{suffix}"
-        file = path / name
-        is_there = file.is_file() and file.read_bytes() == written
+        is_there = _holds(folder, name, written)
         if not is_there:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            files.write(file, written, flushed=False)
+            folder.write(name, written, flushed=False)
         if not is_there or name not in flushed:  # a killed writer may have left it unflushed
-            unflushed.append(file)
-        return {"name": name, "sha256": checksum}
+            unflushed.append(name)
+        return Entry(name, checksum)
 
-    def put_images(folder: str, images_by_class: Mapping[int, Tensor]) -> list[list[dict[str, str]]]:
-        places = [f"{folder}/{label:04d}-{_slug(name)}" for label, name in enumerate(content.classes)]
+    def put_images(around: str, images_by_class: Mapping[int, Tensor]) -> tuple[tuple[Entry, ...], ...]:
+        places = [f"{around}/{label:04d}-{_slug(name)}" for label, name in enumerate(content.classes)]
         with ThreadPoolExecutor(WORKERS) as pool:
-            return [
-                [
+            return tuple(
+                tuple(
                     put(f"{place}/{rank:04d}-", encoded, ".png")
-                    for rank, encoded in enumerate(pool.map(_encode, images_by_class.get(label, ())))
-                ]
+                    for rank, encoded in enumerate(pool.map(pictures.encode, images_by_class.get(label, ())))
+                )
                 for label, place in enumerate(places)
-            ]
+            )
 
     weights = {name: tensor.cpu().contiguous() for name, tensor in content.tensors.items()}
     history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in content.history)
-    entries = {
-        "weights": put("weights-", safetensors.torch.save(weights), ".safetensors"),
-        "history": put("history-", manifests.utf8(history), ".jsonl"),
-        "memory": put_images("memory", content.memory),
-        "held_out": put_images("held-out", content.held_out),
-    }
-    files.flush(unflushed)
-    return entries
+    written = manifests.Files(
+        put("weights-", safetensors.torch.save(weights), ".safetensors"),
+        put("history-", manifests.utf8(history), ".jsonl"),
+        put_images("memory", content.memory),
+        put_images("held-out", content.held_out),
+    )
+    folder.flush(unflushed)
+    return written
+
+
+def _holds(folder: Folder, name: str, content: bytes) -> bool:
+    """Return whether a file is there and has this content."""
+    try:
+        return folder.read(name, len(content)) == content
+    except (FileNotFoundError, TreeringError):  # a TreeringError if it is longer, or no file: it is replaced
+        return False
 
 
 def _slug(name: Hashable) -> str:
@@ -247,15 +179,162 @@ def _slug(name: Hashable) -> str:
     return re.sub(r"[^\w-]+", "_", str(name))[:40].strip("_") or "class"
 
 
-def _encode(image: Tensor) -> bytes:
-    """Return C x H x W as a PNG file."""
-    pixels = image.movedim(0, -1).cpu().numpy()
-    buffer = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
-    return buffer.getvalue()
+def undo(path: str | os.PathLike[str]) -> None:
+    """Go back to the version of a model folder before its last `save` or `treering learn`; raise if there is none."""
+    path = Path(path)
+    manifests.of(path)  # raises if there is no model
+    with lock.writing(path), manifests.opened(path) as folder:
+        current = manifests.read(folder)
+        for name in reversed(manifests.earlier(folder)):
+            before, content = manifests.read_earlier(folder, name)
+            if before == current:  # a killed writer has put the current one there already
+                folder.remove(name)
+                continue
+            for entry in before.files:
+                require_whole(folder, entry)
+            put_back(folder, name, content)
+            return
+        raise TreeringError(f"{path} has no version to go back to: it holds the first one, or the others are gone")
 
 
-def _decode(content: bytes) -> Tensor:
-    pixels = np.array(Image.open(io.BytesIO(content)))
-    image = torch.from_numpy(pixels[:, :, None] if pixels.ndim == 2 else pixels).movedim(-1, 0)
-    return image.clone(memory_format=torch.contiguous_format)
+def put_back(folder: Folder, name: str, content: bytes) -> None:
+    """Make an earlier version, whose manifest is the file `name` with this content, the current one again."""
+    folder.write(manifests.NAME, content)
+    folder.remove(name)
+    folder.remove(names.LEARNING)  # it continues the version that is gone now
+    _clean(folder, None)
+
+
+def _clean(folder: Folder, keep: int | None) -> None:
+    """Remove earlier versions beyond the last `keep` (None keeps all), and files that no remaining version names."""
+    try:
+        current = manifests.read(folder)
+        older = manifests.earlier_than(folder, current)
+        kept = older if keep is None else older[max(0, len(older) - keep) :]
+        for name in manifests.earlier(folder):
+            if name not in kept:
+                folder.remove(name)
+        remaining = [manifests.read_earlier(folder, name)[0] for name in manifests.earlier(folder)]
+        for name in unnamed(folder, [current, *remaining]):
+            folder.remove(name)
+        for item in reversed(list(folder.walk())):
+            if item.kind == "folder" and names.fits(names.CLASS, item.name):
+                folder.remove_folder(item.name)
+    except (OSError, TreeringError) as error:
+        logger.warning("files of earlier versions stay in %s: %s", folder.path, error)
+
+
+def unnamed(folder: Folder, remaining: Sequence[Manifest]) -> dict[str, int]:
+    """Return name and size of the files of removed versions and of killed writers, which no manifest names."""
+    named = {names.comparable(entry.name) for manifest in remaining for entry in manifest.files}
+    ours = (names.WEIGHTS, names.HISTORY, names.IMAGE)
+    return {
+        item.name: item.size
+        for item in folder.walk()
+        if item.kind == "file"
+        and (
+            names.fits(names.TEMPORARY, item.name)
+            or (names.comparable(item.name) not in named and any(names.fits(kind, item.name) for kind in ours))
+        )
+    }
+
+
+# Reading
+
+
+def consistently(path: Path, read: Callable[[Folder, Manifest], Read]) -> Read:
+    """Return what `read` makes of the manifest and its files; read again if a writer removes that version meanwhile."""
+    with manifests.opened(path) as folder:
+        while True:
+            manifest = manifests.read(folder)
+            try:
+                return read(folder, manifest)
+            except (TreeringError, FileNotFoundError):
+                if manifests.read(folder) == manifest:
+                    raise
+
+
+def weights_of(
+    folder: Folder, manifest: Manifest, expected: Mapping[str, stored.Spec], loose: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """Read the weights; raise ValueError unless they are the tensors of these names, types and shapes.
+
+    `loose` names tensors that may have any number of rows up to the one that it gives.
+    """
+    rows = sum(most * expected[name].bytes_of_row for name, most in loose.items())
+    most = 8 + stored.LARGEST_HEADER + rows + sum(spec.bytes for spec in expected.values())
+    file = folder.path / manifest.files.weights.name
+    content = _read(folder, manifest.files.weights, most)
+    try:
+        header = stored.header(content)
+    except ValueError as error:
+        raise TreeringError(f"{file} is no file of weights, since {error}: {COPY}") from None
+    found = header.specs
+    free = {name: found[name] for name in loose if name in found and found[name].is_like(expected[name])}
+    stored.require_alike(found, {**expected, **free})
+    try:
+        return stored.load(content, header)
+    except ValueError as error:
+        raise TreeringError(f"{file} cannot be used, since {error}: {COPY}") from None
+
+
+def images_of(folder: Folder, manifest: Manifest) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Read the exemplars and the held-out images of each column that has some."""
+    shape, by_kind = manifest.image_shape, (manifest.files.memory, manifest.files.held_out)
+    count = sum(len(ranked) for by_class in by_kind for ranked in by_class)
+    if count * shape[0] * shape[1] * shape[2] > MOST_PIXELS:
+        raise TreeringError(f"{folder.path} keeps {count:,} images, which no memory holds: {COPY}")
+
+    def decoded(entry: Entry) -> Tensor:
+        content = _read(folder, entry, pictures.most_bytes(shape))
+        try:
+            return pictures.decode(content, shape)
+        except ValueError as error:
+            file = folder.path / entry.name
+            raise TreeringError(f"{file} is no image of the model's shape, since {error}: {COPY}") from None
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        memory, held_out = (
+            {label: torch.stack(list(pool.map(decoded, ranked))) for label, ranked in enumerate(by_class) if ranked}
+            for by_class in by_kind
+        )
+    return memory, held_out
+
+
+def history_of(folder: Folder, manifest: Manifest) -> list[dict[str, Any]]:
+    """Read the model's history: one record per step."""
+    content = _read(folder, manifest.files.history, manifests.LARGEST_HISTORY)
+    return manifests.history(content, manifest, folder.path / manifest.files.history.name)
+
+
+def require_whole(folder: Folder, entry: Entry) -> None:
+    """Raise if a file that a manifest names is missing or damaged; little memory is taken, however large it is."""
+    _read_by(folder, entry, lambda: folder.digest(entry.name, LARGEST))
+
+
+def _read(folder: Folder, entry: Entry, most: int) -> bytes:
+    """Read a file that the manifest names, and check it."""
+
+    def read() -> tuple[bytes, str]:
+        content = folder.read(entry.name, most)
+        return content, hashlib.sha256(content).hexdigest()
+
+    return _read_by(folder, entry, read)
+
+
+def _read_by(folder: Folder, entry: Entry, read: Callable[[], tuple[Read, str]]) -> Read:
+    """Return what `read` gives beside the checksum of a file, if the checksum is right."""
+    file = folder.path / entry.name
+    try:
+        content, checksum = read()
+    except FileNotFoundError:
+        raise TreeringError(
+            f"{file} is missing: the model folder was not copied completely; restore that file"
+        ) from None
+    except OSError as error:
+        raise TreeringError(f"cannot read {file}: {error.strerror}") from None
+    if checksum != entry.sha256:
+        raise TreeringError(
+            f"{file} is damaged (its checksum differs): restore that file from a copy of the model folder"
+        )
+    return content
