@@ -22,6 +22,10 @@ from treering.checked import Checked, require
 from treering.errors import TreeringError, nearest
 from treering.recipes import ready_names as ready_names
 
+LONGEST_SIDE = 10_000
+"""The longest side of images, in pixels."""
+MOST_OUTPUTS = 100_000
+"""The most outputs that a network may have from the start."""
 MOST_ORDERS = 10**9
 """The number of class orders: NumPy takes not many more seeds."""
 
@@ -44,6 +48,10 @@ class Settings(Checked):
             if isinstance(value, Mapping) and isinstance(default, Settings):
                 object.__setattr__(self, field.name, default._with(value, f"{field.name}."))
         super().__post_init__()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                require(not isinstance(number, int) or abs(number) < 2**63, f"{field.name} must be below 2^63")
 
     @classmethod
     def described(cls, name: str) -> str:
@@ -100,7 +108,10 @@ class Schedule(Settings):
         """The learning rate of `epoch`, counted from 0 within the stage."""
         if self.shape == "cosine":
             return self.lr * (0.5 + 0.5 * math.cos(math.pi * epoch / self.epochs) if epoch else 0.1)
-        return self.lr / self.drop_factor ** sum(epoch >= drop for drop in self.drop_at)
+        try:
+            return self.lr / self.drop_factor ** sum(epoch >= drop for drop in self.drop_at)
+        except ArithmeticError:
+            raise TreeringError(f"so many drops by {self.drop_factor} leave no learning rate: set fewer") from None
 
 
 @dataclass(frozen=True)
@@ -191,8 +202,10 @@ class Augmentation(Settings):
             len(self.contrast) == 2 and self.contrast[0] <= self.contrast[1],
             f"contrast must be a range of two numbers, not {self.contrast}",
         )
-        require(self.padding >= 0, f"padding must be 0 or more, not {self.padding}")
-        require(self.crop_size >= 1, f"crop_size must be 1 or more, not {self.crop_size}")
+        require(0 <= self.padding <= LONGEST_SIDE, f"padding must be from 0 to {LONGEST_SIDE}, not {self.padding}")
+        require(
+            1 <= self.crop_size <= LONGEST_SIDE, f"crop_size must be from 1 to {LONGEST_SIDE}, not {self.crop_size}"
+        )
 
 
 @dataclass(frozen=True)
@@ -215,7 +228,9 @@ class Run(Settings):
         require(min(sizes, default=0) >= 1, f"classes_per_step must be 1 or more, not {self.classes_per_step}")
         plain = self.dataset and not self.dataset.startswith(".") and not {"/", "\\", "\0"} & set(self.dataset)
         require(bool(plain), f"dataset must be the name of a folder in the data folder, not {self.dataset!r}")
-        require(self.image_size >= 1, f"image_size must be 1 or more, not {self.image_size}")
+        require(
+            1 <= self.image_size <= LONGEST_SIDE, f"image_size must be from 1 to {LONGEST_SIDE}, not {self.image_size}"
+        )
         require(0 <= self.order < MOST_ORDERS, f"order must be from 0 to {MOST_ORDERS - 1}, not {self.order}")
         require(0 <= self.seed < 2**63, f"seed must be from 0 to 2^63 - 1, not {self.seed}")
 
@@ -249,7 +264,7 @@ class Recipe(Settings):
 
     def _check_ranges(self) -> None:
         require(self.temperature > 0, f"temperature must be above 0, not {self.temperature}")
-        require(self.outputs >= 1, f"outputs must be 1 or more, not {self.outputs}")
+        require(1 <= self.outputs <= MOST_OUTPUTS, f"outputs must be from 1 to {MOST_OUTPUTS}, not {self.outputs}")
         require(self.pixel_scale > 0, f"pixel_scale must be above 0, not {self.pixel_scale}")
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import copy
 import functools
 import hashlib
 import io
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,8 @@ def build(name: str, channels: int, seed: int, pretrained: bool = True) -> nn.Mo
 
 
 def _from_library(library: str, name: str, pretrained: bool) -> nn.Module:
+    if not re.fullmatch(r"[\w.-]+", name):  # no address or path: timm would fetch code's settings from there
+        raise TreeringError(f"{name!r} is not the name of a network of {library}")
     try:
         return LIBRARIES[library](name, pretrained)
     except TreeringError:

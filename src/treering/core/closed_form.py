@@ -50,6 +50,10 @@ class Statistics:
             if name not in tensors or tensors[name].shape != shape or tensors[name].dtype != torch.float64:
                 raise ValueError(f"{name} differs")
         half, sums, counts = (tensors[name].to(device) for name in cls.NAMES)
+        most = counts.sum() * 1.001  # each image adds features of length 1
+        whole = (counts >= 1).all() and (counts == counts.round()).all() and most.isfinite()
+        if not (whole and (sums.abs() <= most).all() and (half.abs() <= most).all()):
+            raise ValueError(f"{cls.NAMES[-1]} cannot be")
         gram = half.new_zeros(features, features)
         rows, columns = torch.triu_indices(features, features, device=device)
         gram[rows, columns] = gram[columns, rows] = half
