@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,16 @@ def test_only_plain_files_of_a_bounded_size_are_read(tmp_path: Path, kind: str) 
     make[kind]()
     with pytest.raises(OSError):
         files.read(file, 100)
+
+
+def test_reading_takes_no_more_memory_than_the_file_has(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"small")
+    tracemalloc.start()
+    try:
+        assert files.read(tmp_path / "file", 2**34) == b"small"
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 # The lock

@@ -33,6 +33,10 @@ LONG_AGO = 3600.0
 """Seconds without a change after which nobody writes to a file, where no lock can tell."""
 
 
+CHUNK = 2**20
+"""The bytes to read at once of what a file has grown by."""
+
+
 class UnflushedError(OSError):
     """The new content is in the file's place, but the system does not say that it has reached the disk."""
 
@@ -179,7 +183,7 @@ def read(file: Path, most: int, through_links: bool = True) -> bytes:
     """Return the content of a regular file of `most` bytes or fewer; anything else raises an OSError."""
     with os.fdopen(opened(file, through_links=through_links), "rb") as stream:
         content = stream.read(min(most, os.fstat(stream.fileno()).st_size) + 1)
-        while len(content) <= most and (more := stream.read(most + 1 - len(content))):  # it grew meanwhile
+        while len(content) <= most and (more := stream.read(CHUNK)):  # it grew meanwhile
             content += more
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(file))
