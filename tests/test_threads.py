@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -48,9 +47,9 @@ def test_a_number_that_makes_no_sense_is_one_line(tmp_path: Path) -> None:
     command("learn", tmp_path / "model", tmp_path, "--threads", "0").refused("--threads")
 
 
-def environment(code: str, **given: str) -> Any:
+def environment(code: str, **given: str) -> list[str]:
     """What a new process prints after the command line's entry has run."""
-    plain = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
     program = "import os, sys; from treering import cli; sys.argv = ['treering', '--version']\ntry:\n    cli.main()\n"
     program += f"except SystemExit:\n    {code}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=plain | given)
@@ -58,10 +57,11 @@ def environment(code: str, **given: str) -> Any:
     return done.stdout.splitlines()[1:]
 
 
-def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise() -> None:
-    code = "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    assert environment(code) == ["PASSIVE False"]
-    assert environment(code, OMP_WAIT_POLICY="ACTIVE") == ["ACTIVE False"]
+def test_threads_that_wait_sleep_soon_unless_the_user_says_otherwise() -> None:
+    code = "print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    assert environment(code) == [f"{threads.SPINS} False"]
+    assert environment(code, GOMP_SPINCOUNT="7") == ["7 False"]
+    assert environment(code, OMP_WAIT_POLICY="ACTIVE") == ["None False"]
 
 
 def test_a_limit_counts_for_pytorch_that_is_loaded_later() -> None:

@@ -311,7 +311,7 @@ def _usage(error: Any) -> str:
 def main() -> None:
     """Run the `treering` command."""
     allocator.keep()
-    threads.sleep_while_waiting()
+    threads.sleep_soon()
     show_warnings()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # large photos and damaged camera data are fine
     for stream in (sys.stdout, sys.stderr):
