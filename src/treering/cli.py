@@ -78,9 +78,9 @@ def run(
     at_once: AtOnce = 8,
 ) -> None:
     """Run the method of each recipe over its dataset's stream; on a GPU several runs train at once."""
-    from treering.experiments.commands import run_all
-
     changed = [Recipe.find(name).changed(change or []) for name in recipes]
+    from treering.experiments.commands import run_all  # which loads PyTorch: a wrong name is told before
+
     run_all(console, changed, data, results, download, device, at_once)
 
 
