@@ -21,6 +21,7 @@ from photo_helper import BAD_FILES, TINY, Finished, command, encoded, unreadable
 from treering import Learner
 from treering.methods import speed
 from treering.photos import console
+from treering.runtime import file_lock
 from treering.storage.folder import Folder
 from treering.words import shown
 
@@ -342,13 +343,13 @@ def test_a_model_folder_that_cannot_be_made_is_one_line(
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, write = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2}), Path.write_text
+    folder = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
 
-    def full(file: Path, text: str) -> int:
-        write(file, "")
+    def full(note: Path) -> None:
+        note.touch()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(file_lock, "_write", full)
     command("learn", tmp_path / "model", folder, *TINY).refused(os.strerror(errno.ENOSPC))
     assert not (tmp_path / "model").exists()
 

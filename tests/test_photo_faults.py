@@ -204,7 +204,7 @@ def test_a_learn_killed_when_its_step_is_there_already_does_not_learn_it_again(
 ) -> None:
     path = models.copy(tmp_path / "model")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_clean", Fails(checkpoint._clean, 1, KeyboardInterrupt()))
+        patch.setattr(checkpoint, "clean", Fails(checkpoint.clean, 1, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             learn(path, models.second)
     assert model_state(path) == models.after
@@ -276,7 +276,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_on_a_disk_that_is_really_full_the_model_stays_and_the_learn_goes_on_when_there_is_room(
     small_disk: Path, models: Models
 ) -> None:
-    for room in (8, 64, 320, 640):
+    for room in (8, 64, 160, 320):
         path = models.copy(small_disk / "model")
         usage = shutil.disk_usage(small_disk)
         (small_disk / "filler").write_bytes(b"x" * (usage.free - room * 1024))

@@ -293,6 +293,24 @@ def export(
 
 
 @app.command()
+def check(
+    model: ModelPath,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Go back to the last whole version, and remove what is left over.")
+    ] = False,
+) -> None:
+    """Look at every file of a model and of its earlier versions; the exit code is 1 if something is wrong."""
+    from treering import model as models
+    from treering.photos.console import Printer
+    from treering.storage import check as checks
+
+    with interruptible():
+        found = (checks.repair if repair else checks.check)(model, models.examine)
+    if not Printer(console).findings(model, found):
+        sys.exit(1)
+
+
+@app.command()
 def undo(model: ModelPath) -> None:
     """Go back to the model before its last step."""
     from treering.storage import manifest, model_folder

@@ -284,11 +284,20 @@ class Learner:
 
     @classmethod
     @torch.inference_mode(False)
-    def load(cls, folder: str | os.PathLike[str], backbone: nn.Module | None = None, device: str = "auto") -> Self:
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        backbone: nn.Module | None = None,
+        device: str = "auto",
+        check: bool = False,
+    ) -> Self:
         """Return the learner saved in a model folder; one that learnt with a module as its backbone needs it again.
 
-        The module's weights matter only to the method "joint", which starts every step from them.
+        The module's weights matter only to the method "joint", which starts every step from them. The model is always
+        checked; `check` has the earlier versions checked too, as `treering check` does.
         """
+        if check:
+            model.require_whole(Path(folder))
         loaded = model.load(Path(folder), backbone, find_device(device))
         learner = cls(backbone=backbone, recipe=loaded.method.recipe, seed=loaded.seed, device=device)
         learner._model = loaded

@@ -27,6 +27,7 @@ from treering.methods.base import Method, Step
 from treering.recipe import Budget, Recipe
 from treering.runtime.pixels import Images, digests
 from treering.session import own_precision
+from treering.storage import check as checks
 from treering.storage import model_folder, resume
 from treering.storage import tensors as stored
 from treering.storage.folder import Folder
@@ -139,7 +140,7 @@ def load(path: Path, backbone: nn.Module | None, device: torch.device) -> Model:
 
 
 def _read(backbone: nn.Module | None, device: torch.device, folder: Folder, manifest: Manifest) -> Model:
-    path, recipe = folder.path, _recipe(folder, manifest)
+    path, recipe = folder.path, recipe_of(folder, manifest)
     custom = recipe.backbone == "custom"
     if custom and backbone is None:
         raise TreeringError(
@@ -171,7 +172,23 @@ def _read(backbone: nn.Module | None, device: torch.device, folder: Folder, mani
     return Model(method, seed, shape, list(manifest.classes), history, held_out)
 
 
-def _recipe(folder: Folder, manifest: Manifest) -> Recipe:
+def examine(folder: Folder, manifest: Manifest) -> None:
+    """Read a version completely, as far as its network can be built; raise if it cannot be used."""
+    if recipe_of(folder, manifest).backbone == "custom":
+        model_folder.history_of(folder, manifest)
+        model_folder.images_of(folder, manifest)
+    else:
+        _read(None, torch.device("cpu"), folder, manifest)
+
+
+def require_whole(path: Path) -> None:
+    """Raise, naming the first file, if anything is wrong with any version in a model folder."""
+    problems = checks.check(path, examine).problems
+    if problems:
+        raise TreeringError(problems[0])
+
+
+def recipe_of(folder: Folder, manifest: Manifest) -> Recipe:
     """Return the recipe of a model, if a network of it can be built on any computer."""
     try:
         recipe = Recipe.from_dict(manifest.recipe)

@@ -14,6 +14,7 @@ from treering.photos.accuracies import Course
 from treering.photos.holdout import ENOUGH_TO_HOLD_OUT
 from treering.photos.overview import Overview
 from treering.photos.plan import Outcome, Plan
+from treering.storage.check import Findings
 from treering.terminal import Table, Terminal
 from treering.words import counted, duration, shown
 
@@ -96,6 +97,36 @@ class Printer(Terminal):
                 accuracy = evaluation.accuracy(names)
                 if accuracy is not None:
                     self.line(f"  {what}: {accuracy:.1f} %")
+
+    def findings(self, model: Path, found: Findings) -> bool:
+        """Print what a check of a model folder has found, and a verdict; return whether all is well."""
+        table = Table("version", "saved", "steps", "classes", "files", "size", "state")
+        for version in found.versions:
+            manifest = version.manifest
+            name = "current" if version is found.versions[0] else Path(version.name).stem
+            told: tuple[str, ...] = ("", "", "", "")
+            if manifest:
+                counts = manifest.steps, len(manifest.classes), len([*manifest.files])
+                told = (manifest.saved[:10], *map(str, counts))
+            state = counted(len(version.problems), "problem") if version.problems else "whole"
+            table.add_row(name, *told, f"{version.bytes / 1e6:.1f} MB", state)
+        self.table(table)
+        self._list(found.problems)
+        if found.leftovers:
+            freed = f"{sum(found.leftovers.values()) / 1e6:.1f} MB"
+            self.line(f"Left over: {counted(len(found.leftovers), 'file')}, {freed}, which --repair removes")
+        if found.foreign:
+            self.line("Not made by treering, and never touched:")
+            self._list(found.foreign)
+        current, *earlier = (not version.problems for version in found.versions)
+        if not current:
+            way = "go back to the last whole version with --repair, or restore it from a copy"
+            self.line(f"{model} is broken: {way if any(earlier) else 'restore it from a copy'}")
+        elif not all(earlier):
+            self.line(f"{model} is whole, but undo cannot go back to all of its earlier versions")
+        else:
+            self.line(f"{model} is whole")
+        return not found.problems
 
     def overview(self, overview: Overview) -> None:
         """Print a model's steps, memory, sizes and settings."""

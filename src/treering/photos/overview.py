@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from treering.errors import TreeringError
 from treering.learner import Learner
+from treering.model import recipe_of
 from treering.runtime import files
 from treering.storage import manifest as manifests
 from treering.storage import model_folder, names
@@ -62,7 +63,7 @@ def _read(folder: Folder, manifest: Manifest) -> Overview:
         model_folder.history_of(folder, manifest),
         {name: len(part) for name, part in zip(labels, manifest.files.memory, strict=True)},
         {name: len(part) for name, part in zip(labels, manifest.files.held_out, strict=True)},
-        manifest.recipe,
+        recipe_of(folder, manifest).to_dict(),
         sizes,
         len(manifests.earlier_than(folder, manifest)),
         folder.exists(names.LEARNING),

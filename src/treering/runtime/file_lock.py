@@ -86,7 +86,12 @@ def held(lock: Path, note: Path) -> Iterator[None]:
             _claim(note)
         else:
             note.unlink(missing_ok=True)  # a killed program's, or a link that somebody put there
-            _write(note)
+            try:
+                _write(note)
+            except OSError:  # a full disk; the lock is not needed any more, and nobody can hold it
+                note.unlink(missing_ok=True)
+                lock.unlink(missing_ok=True)
+                raise
         try:
             yield
         finally:

@@ -136,6 +136,30 @@ class Manifest(Checked):
 
 
 @dataclass(frozen=True)
+class Accuracy(Checked):
+    """How well a model did after a step, in percent; None where no image measures it."""
+
+    tolerant: ClassVar[bool] = True
+
+    all: float | None = None
+    old: float | None = None
+    old_before: float | None = None
+    new: float | None = None
+    images: int = 0
+    classes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """How many images of each class were told right, and of how many."""
+
+    def _check_ranges(self) -> None:
+        for name in ("all", "old", "old_before", "new"):
+            value = getattr(self, name)
+            require(value is None or 0 <= value <= 100.001, f"{name} must be from 0 to 100, not {value}")
+        require(0 <= self.images < 2**53, f"images must be 0 or more, not {self.images}")
+        for pair in self.classes.values():
+            good = len(pair) == 2 and 0 <= pair[0] <= pair[1] < 2**53
+            require(good, f"classes must hold pairs of numbers, not {brief(pair)}")
+
+
+@dataclass(frozen=True)
 class StepRecord(Checked):
     """A line of the history: what was learnt in a step, and how well. Later versions may tell more of it."""
 
@@ -146,33 +170,19 @@ class StepRecord(Checked):
     new_classes: tuple[Label, ...]
     images: tuple[tuple[Label, ...], ...]
     """Each class that was shown, and how many images of it."""
-    accuracy: dict[str, Any] | None = None
+    accuracy: Accuracy | None = None
     files: str | None = None
     """The fingerprint of the photos that were learnt from."""
 
     def _check_ranges(self) -> None:
         for index, pair in enumerate(self.images):
-            require(
-                len(pair) == 2 and type(pair[1]) is int and pair[1] >= 0,
-                f"images[{index}] must be a class and a number of images, not {brief(pair)}",
-            )
-        for name, value in (self.accuracy or {}).items():
-            _require_accuracy(f"accuracy.{name[:100]}", value)
+            good = len(pair) == 2 and type(pair[1]) is int and 0 <= pair[1] < 2**53
+            require(good, f"images[{index}] must be a class and a number of images, not {brief(pair)}")
         try:
-            datetime.fromisoformat(self.time)
+            good = 1970 < datetime.fromisoformat(self.time).year < 9999
         except ValueError:
-            raise TreeringError(f"time must be a date and time, not {brief(self.time)}") from None
-
-
-def _require_accuracy(name: str, value: Any) -> None:
-    """Raise unless this is a percentage or a number of images or, by class, pairs of numbers of images."""
-    if isinstance(value, dict):
-        for pair in value.values():
-            good = isinstance(pair, list) and len(pair) == 2 and all(type(count) is int for count in pair)
-            require(good and 0 <= pair[0] <= pair[1] < 2**53, f"{name} must hold pairs of numbers, not {brief(pair)}")
-        return
-    number = type(value) in (int, float) and 0 <= value < 2**53
-    require(value is None or number, f"{name} must be a number from 0, not {brief(value)}")
+            good = False
+        require(good, f"time must be a date and time of our days, not {brief(self.time)}")
 
 
 def made(facts: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
@@ -266,7 +276,7 @@ def history(content: bytes, manifest: Manifest, file: Path) -> list[dict[str, An
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             record = parse_json(line)
-            StepRecord.of(record)
+            require(StepRecord.of(record).step == number, f"step must be {number}")
         except ValueError as error:  # a TreeringError is one
             reason = error if isinstance(error, TreeringError) else "it is not JSON"
             raise TreeringError(f"{file} cannot be read in line {number}, since {reason}: {COPY}") from None

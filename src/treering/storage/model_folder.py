@@ -104,7 +104,7 @@ def _replace_instead_of_unfinished(content: Content, folder: Folder, keep: int) 
     try:
         _replace(content, folder, keep)
     except OSError:
-        _clean(folder, None)
+        clean(folder, None)
         folder.write(names.LEARNING, unfinished)
         raise
 
@@ -124,7 +124,7 @@ def _replace(content: Content, folder: Folder, keep: int) -> None:
             number = manifests.number(earlier[-1]) + 1 if earlier else 1
             folder.write(f"previous/{number:04d}.json", current)
     folder.write(manifests.NAME, manifests.sealed(made))
-    _clean(folder, keep)
+    clean(folder, keep)
 
 
 def _write_files(folder: Folder, content: Content, before: Manifest | None) -> manifests.Files:
@@ -197,15 +197,19 @@ def undo(path: str | os.PathLike[str]) -> None:
         raise TreeringError(f"{path} has no version to go back to: it holds the first one, or the others are gone")
 
 
-def put_back(folder: Folder, name: str, content: bytes) -> None:
-    """Make an earlier version, whose manifest is the file `name` with this content, the current one again."""
+def put_back(folder: Folder, name: str, content: bytes, newer: Sequence[str] = ()) -> None:
+    """Make an earlier version, whose manifest is the file `name` with this content, the current one again.
+
+    The manifests of versions that are `newer` go.
+    """
     folder.write(manifests.NAME, content)
-    folder.remove(name)
+    for gone in (*newer, name):
+        folder.remove(gone)
     folder.remove(names.LEARNING)  # it continues the version that is gone now
-    _clean(folder, None)
+    clean(folder, None)
 
 
-def _clean(folder: Folder, keep: int | None) -> None:
+def clean(folder: Folder, keep: int | None) -> None:
     """Remove earlier versions beyond the last `keep` (None keeps all), and files that no remaining version names."""
     try:
         current = manifests.read(folder)
