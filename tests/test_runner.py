@@ -614,6 +614,55 @@ def broken_state(kind: str, good: bytes) -> bytes:
     }[kind]()
 
 
+def forged_state(kind: str, good: bytes) -> bytes:
+    """A state with a right checksum and seal that no run can have written."""
+    tensors = safetensors.torch.load(good)
+    size = int.from_bytes(good[:8], "little")
+    facts = json.loads(json.loads(good[8 : 8 + size])["__metadata__"]["facts"])
+    label = next(name for name in tensors if name.startswith("memory."))
+    scores = facts["scores"]["eeil-bf"]
+    change: dict[str, Callable[[], Any]] = {
+        "more epochs than the recipe has": lambda: facts["fits"].update(current=[1, 99]),
+        "a training that no step has": lambda: facts["fits"].update(current=[7, 1]),
+        "all steps done": lambda: facts.update(steps_done=3),
+        "no step done": lambda: facts.update(steps_done=0),
+        "a negative time": lambda: facts.update(seconds=-1.0),
+        "seconds as a text": lambda: facts.update(seconds="1"),
+        "an accuracy of 200": lambda: scores.update(accuracy=[200.0]),
+        "no accuracy": lambda: scores.update(accuracy=[]),
+        "accuracies of no class": lambda: scores.update(class_accuracy=[3.0]),
+        "scores as a number": lambda: facts.update(scores=3),
+        "no device": lambda: facts.update(devices=[]),
+        "other heads": lambda: facts.update(head_sizes=[*facts["head_sizes"], 1]),
+        "an unknown fact": lambda: facts.update(more=3),
+        "exemplars of an unknown class": lambda: tensors.update({"memory.99": tensors[label].clone()}),
+        "exemplars of another size": lambda: tensors.update({label: tensors[label][:, :, 1:].clone()}),
+        "exemplars that are no bytes": lambda: tensors.update({label: tensors[label].float()}),
+    }
+    change[kind]()
+    return in_flight.to_bytes(tensors, facts)
+
+
+FORGED = ("more epochs than the recipe has", "a training that no step has", "all steps done", "no step done")
+FORGED += ("a negative time", "seconds as a text", "an accuracy of 200", "no accuracy", "accuracies of no class")
+FORGED += ("scores as a number", "no device", "other heads", "an unknown fact", "exemplars of an unknown class")
+FORGED += ("exemplars of another size", "exemplars that are no bytes")
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_state_that_no_run_can_have_written_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    case = interruptible("plain", tmp_path)
+    state = case.interrupt("forged", 6).state.file
+    state.write_bytes(forged_state(kind, state.read_bytes()))
+    with caplog.at_level(logging.WARNING):
+        case.check_the_end("forged", case.epochs)
+    (record,) = caplog.records
+    assert "cannot be restored, so the run starts anew" in record.getMessage()
+
+
 STATES = ("empty", "a text", "half", "last byte missing", "no facts", "other facts", "facts that are no JSON")
 STATES += ("no checksum", "a bit flipped")
 FOREIGN_STATES = ("facts of nothing", "facts as a list", "another network", "no tensors")

@@ -23,7 +23,7 @@ from treering.data.stream import ResidentImages, Stream, StreamStep, class_order
 from treering.errors import TreeringError
 from treering.experiments import result, stored
 from treering.experiments.result import method_label
-from treering.experiments.state import Record, StateFile
+from treering.experiments.state import SCORES, Record, StateFile
 from treering.experiments.stored import Result
 from treering.methods.base import Step
 from treering.recipe import Recipe
@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 SAVE_EVERY = 60.0
 """The number of seconds between two saves of the state of a run."""
-SCORES = ("accuracy", "top5", "class_accuracy", "task_accuracy")
-"""The scores that are recorded of each readout after each step."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,7 @@ class StreamRun(Watcher):
         self._largest_stage = max(stage.images for step in planned for stage in step)
 
         first = next(iter(self.stream)).images
+        self._image_shape = tuple(first.shape[1:])
         self.method = session.begin(recipe, first, recipe.run.seed, first.device)
         self.method.network.reserve(len(images.class_names))
         further = {name: getattr(self.method, readout) for name, readout in self.method.further_readouts.items()}
@@ -163,7 +162,9 @@ class StreamRun(Watcher):
     def _go_on(self) -> InFlight | None:
         """Restore the saved state, if there is one of this very run; return the step that was under way."""
         this_time = self.record
-        taken_up = self.state.take_up(self.method, list(map(len, self.stream.steps)), this_time.devices[0])
+        taken_up = self.state.take_up(
+            self.method, list(map(len, self.stream.steps)), this_time.devices[0], self._image_shape
+        )
         if taken_up is None:
             return None
         self.record, in_flight = taken_up

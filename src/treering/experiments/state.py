@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
+from torch import Tensor
 
+from treering import model
+from treering.checked import Checked, require
 from treering.core.trainer import InFlight
-from treering.experiments import stored
+from treering.experiments import result, stored
 from treering.experiments.result import is_of_other_images
 from treering.methods.base import Method, Snapshot
 from treering.recipe import Recipe
@@ -31,6 +35,12 @@ UNREADABLE = (
     AttributeError,
 )
 """The errors that a damaged or foreign file may raise."""
+
+
+SCORES = ("accuracy", "top5", "class_accuracy", "task_accuracy")
+"""The scores that are recorded of each readout after each step."""
+LISTS = ("class_accuracy", "task_accuracy")
+"""The scores that are one for each class, or each task."""
 
 
 @dataclass
@@ -56,6 +66,49 @@ class Record:
         self.seconds_by_stage[what] = self.seconds_by_stage.get(what, 0.0) + seconds
 
 
+@dataclass(frozen=True)
+class _Facts(Checked):
+    """What a state file says besides its tensors, and a check that it can be."""
+
+    recipe: dict[str, Any]
+    data: dict[str, Any]
+    head_sizes: tuple[int, ...]
+    fits: dict[str, tuple[int, ...]]
+    steps_done: int
+    image_passes: int
+    seconds: float
+    seconds_by_stage: dict[str, float]
+    devices: tuple[str, ...]
+    scores: dict[str, dict[str, tuple[Any, ...]]]
+    runs_at_once: int = 1
+    commits: tuple[str, ...] = ()
+    torch_versions: tuple[str, ...] = ()
+
+    def _check_ranges(self) -> None:
+        for name in ("steps_done", "image_passes", "seconds", "runs_at_once"):
+            require(0 <= getattr(self, name) < 2**63, f"{name} must not be negative or huge")
+        require(all(0 <= seconds < 2**63 for seconds in self.seconds_by_stage.values()), "seconds_by_stage is no time")
+        require(len(self.devices) > 0, "devices must name one")
+
+    def require_fits(self, step_sizes: Sequence[int], readouts: Collection[str]) -> None:
+        """Raise unless this is of a run of these steps, with these methods' scores after each step that is done."""
+        done = self.steps_done
+        require(done < len(step_sizes), f"steps_done must be less than {len(step_sizes)}, not {done}")
+        right = sum(self.head_sizes) == sum(step_sizes[:done]) and all(size > 0 for size in self.head_sizes)
+        require(right, "head_sizes must be those of the steps done")
+        require(self.scores.keys() == set(readouts), f"scores must be of {', '.join(readouts)}")
+        for scores in self.scores.values():
+            require(scores.keys() == set(SCORES), f"scores must have {', '.join(SCORES)}")
+            for name, values in scores.items():
+                of_each = [value if name in LISTS else [value] for value in values]
+                sound = all(isinstance(row, list) and all(map(_is_percentage, row)) for row in of_each)
+                require(len(values) == done and sound, f"{name} in scores must be percentages for each step done")
+
+
+def _is_percentage(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 100.001  # a mean may be a little above 100
+
+
 class StateFile:
     """The file that keeps the state of one run."""
 
@@ -70,7 +123,9 @@ class StateFile:
         training, facts["fits"] = resume.pack(in_flight)
         stored.write_bytes(self.file, resume.to_bytes(tensors | training, facts))
 
-    def take_up(self, method: Method, step_sizes: list[int], device: str) -> tuple[Record, InFlight | None] | None:
+    def take_up(
+        self, method: Method, step_sizes: list[int], device: str, image_shape: Sequence[int]
+    ) -> tuple[Record, InFlight | None] | None:
         """Restore the method from the saved state; return the record so far, and the step that was under way.
 
         A state that cannot be restored is kept under another name, and the method stays as it was.
@@ -80,23 +135,25 @@ class StateFile:
         before = method.snapshot()
         try:
             tensors, facts = resume.read(self.file)
+            _Facts.of(facts).require_fits(step_sizes, result.files_of(self.recipe, self.file.parent))
             if Recipe.from_dict(facts.pop("recipe")) != self.recipe:
                 raise ValueError("it is of a run with other settings")
             if is_of_other_images(facts.pop("data"), self.data):
                 raise ValueError("it is of a run on other images")
             head_sizes, in_flight = facts.pop("head_sizes"), resume.unpack(tensors, facts.pop("fits"))
             record = Record(**facts)
-            if in_flight:
-                _check(in_flight, method, [*head_sizes, step_sizes[record.steps_done]])
             start = unprefixed("start", tensors)
             generator = start.pop("generator")
             if record.devices[-1] == device and len(generator) != len(before.generator):
                 raise ValueError("its random state is damaged")
-            stored = {int(label): images for label, images in unprefixed("memory", tensors).items()}
-            # The file has the exemplars in the order of their names: 0, 1, 10, 2.
-            exemplars = {label: stored[label].to(method.generator.device) for label in sorted(stored)}
+            exemplars = {
+                label: images.to(method.generator.device)
+                for label, images in _exemplars(tensors, sum(head_sizes), tuple(image_shape))
+            }
             begun = {"head_sizes": head_sizes, "tensors": start, "exemplars": exemplars, "generator": generator}
             method.restore(replace(before, **begun))
+            if in_flight:
+                model.require_fits(in_flight, method, self.recipe, sum(step_sizes[: record.steps_done + 1]))
         except torch.OutOfMemoryError:
             raise
         except UNREADABLE as error:
@@ -119,11 +176,13 @@ class StateFile:
         logger.warning("%s cannot be restored, so the run starts anew: %s. It is kept as %s", self.file, reason, kept)
 
 
-def _check(in_flight: InFlight, method: Method, head_sizes: list[int]) -> None:
-    """Raise unless the saved states of a step fit the network, which this loads them into."""
-    momenta = sum(part.numel() for part in method.network.parameters() if part.requires_grad)
-    for state in (in_flight.current, in_flight.previous):
-        if state:
-            method.network.load_tensors(head_sizes, state.tensors)
-            if len(state.momentum) != momenta:
-                raise ValueError("its momentum is of another network")
+def _exemplars(tensors: Mapping[str, Tensor], classes: int, shape: tuple[int, ...]) -> Iterator[tuple[int, Tensor]]:
+    """Yield each class and its exemplars in the order of the classes; the file has them in that of their names."""
+    kept = unprefixed("memory", tensors)
+    if not kept.keys() <= {str(label) for label in range(classes)}:
+        raise ValueError("it has exemplars of classes that were not learnt yet")
+    for label in sorted(map(int, kept)):
+        images = kept[str(label)]
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1:] != shape:
+            raise ValueError("its exemplars are not images like those of the run")
+        yield label, images

@@ -131,9 +131,9 @@ def read(file: Path) -> Result:
     """Return the result in a file, once it was checked."""
     try:
         result = parse_json(files.read(file, LARGEST))
-        checksum = result.pop("checksum", None) if isinstance(result, dict) else None
+        own = result.pop("checksum", None) if isinstance(result, dict) else None
         Facts.of(result)
-        if checksum is not None and checksum != _checksum(result):  # those of earlier versions have none
+        if own is not None and own != checksum(result):  # those of earlier versions have none
             raise TreeringError("it was changed after it was written")
     except OSError as error:
         raise TreeringError(f"cannot read {file}: {error.strerror or error}") from None
@@ -144,7 +144,7 @@ def read(file: Path) -> Result:
 
 def write(file: Path, result: Result) -> None:
     """Write a result as JSON with one line for each key."""
-    sealed = {**result, "checksum": _checksum(result)}
+    sealed = {**result, "checksum": checksum(result)}
     lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sealed.items())
     write_bytes(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
@@ -155,5 +155,6 @@ def write_bytes(file: Path, content: bytes) -> None:
     files.write(file, content)
 
 
-def _checksum(result: Result) -> str:
+def checksum(result: Result) -> str:
+    """Return a digest of a result, by which an accidental change is noticed."""
     return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()
