@@ -473,7 +473,7 @@ def test_info_shows_steps_memory_sizes_and_settings(place: Path, learner: Learne
     history = learner.history_
     assert [row[0] for row in rows[2:]] == ["cat", "dog", "owl"]
     assert [(row[0], row[2], row[3]) for row in rows[:2]] == [("1", "cat, dog", "20"), ("2", "owl", "10")]
-    assert [row[4] for row in rows] == [f"{record['accuracy']['all']:.1f} %" for record in history]
+    assert [row[4] for row in rows[:2]] == [f"{record['accuracy']['all']:.1f} %" for record in history]
     held_out = {"cat": 1, "dog": 1, "owl": 1}
     kept = {name: len(part) for name, part in learner.exemplars_.items()}
     assert all(kept[name] + held_out[name] <= 6 for name in kept)
@@ -490,7 +490,7 @@ def test_info_tells_the_time_of_the_place(place: Path, learner: Learner, monkeyp
     monkeypatch.setenv("TZ", "JST-9")
     time.tzset()
     try:
-        shown = [row[1] for row in table_rows(command("info", place / "model").out)]
+        shown = [row[1] for row in table_rows(command("info", place / "model").out)[:2]]
     finally:
         monkeypatch.undo()
         time.tzset()
