@@ -463,6 +463,7 @@ def test_the_outcome_is_what_a_count_by_hand_gives(tmp_path: Path) -> None:
         "old_before": outcome.old_before,
         "new": outcome.new,
         "images": 32,
+        "classes": {name: [count[1], size[name]] for name, count in counts.items()},
     }
 
 
