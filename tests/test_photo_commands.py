@@ -141,7 +141,9 @@ def test_copies_and_images_in_two_classes_are_printed(place: Path, tmp_path: Pat
     shutil.copytree(place / "first" / "cat", tmp_path / "again" / "cat")
     shutil.copytree(place / "first" / "cat", tmp_path / "again" / "lynx")
     done = command("learn", place / "model", tmp_path / "again", "--dry-run", "--device", "cpu")
-    assert "In two classes at once, for example in cat and lynx: 12 images." in done.out
+    assert "The same photo in two classes: 12 images." in done.out
+    assert f"and {tmp_path / 'again' / 'lynx' / '000.png'} (class lynx) show the same photo" in done.out
+    assert "a kept photo of class cat and " in done.out
     assert re.search(r"Left out, because the model has them already or holds them out: \d+ images\.", done.out)
 
 

@@ -132,6 +132,8 @@ class LoadedFolder:
     labels: list[str]
     skipped: list[tuple[Path, str]]
     """What was left out and why."""
+    files: list[Path]
+    """The file of each image."""
 
 
 def load(
@@ -150,7 +152,7 @@ def load(
     from treering.runtime.pixels import PixelFile
 
     stored = PixelFile((channels, size, size), place)
-    skipped, labels = list(found.skipped), []
+    skipped, labels, files_read = list(found.skipped), [], []
     images = [(name, path) for name, paths in found.classes.items() for path in paths]
     done = 0
     for part in read_in_parts([path for _, path in images], size, channels, AT_ONCE):
@@ -161,6 +163,7 @@ def load(
             else:
                 good.append(result)
                 labels.append(name)
+                files_read.append(path)
         if good:
             stored.append(torch.from_numpy(np.stack(good)).movedim(-1, 1))
         done += len(part)
@@ -168,7 +171,7 @@ def load(
     seen = set(labels)
     empty = [paths[0].parent for name, paths in found.classes.items() if name not in seen]
     skipped += [(folder, "no image of this class can be read") for folder in empty]
-    return LoadedFolder(stored.images(), labels, skipped)
+    return LoadedFolder(stored.images(), labels, skipped, files_read)
 
 
 def warn_of(skipped: Iterable[tuple[Path, str]]) -> None:

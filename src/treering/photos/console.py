@@ -46,15 +46,21 @@ class Printer(Terminal):
         self.skipped(plan.skipped)
         if plan.copies:
             self.line(f"Left out, because the model has them already or holds them out: {_images(plan.copies)}.")
-        if plan.in_two_classes:
-            example = " and ".join(plan.in_two_classes[0])
-            self.line(f"In two classes at once, for example in {example}: {_images(len(plan.in_two_classes))}.")
+        self._same(plan)
         for sentence in _memory(plan):
             self.line(sentence)
         where = "GPU" if plan.device.type == "cuda" else "CPU"
         less = ", less what an interrupted call has done already" if plan.resumed else ""
         what = "Training" if methods.find(recipe.method).trains else "Learning"
         self.line(f"{what} takes about {duration(plan.seconds)} on this {where}{less}.")
+
+    def _same(self, plan: Plan) -> None:
+        """Print which photos are there more than once: those in two classes first, one of which is wrong."""
+        for across, where in ((True, "in two classes"), (False, "more than once in a class")):
+            pairs = [pair for pair in plan.same if (pair[0].name != pair[1].name) == across]
+            if pairs:
+                self.line(f"The same photo {where}: {_images(len(pairs))}.")
+                self._list(f"{one} and {other} show the same photo" for one, other in pairs)
 
     def outcome(self, outcome: Outcome, plan: Plan) -> None:
         """Print what a step has led to."""

@@ -1,21 +1,21 @@
 """The division of a step's photos into those to train on and those that only measure: no photo or copy does both.
 
-Copies of a photo are recognised by a digest of its pixels.
+Copies of a photo are recognised by a digest of its pixels, and by their looks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from treering.errors import TreeringError
 from treering.images.folders import LoadedFolder
 from treering.model import Model
+from treering.photos.copies import Album, Shown
 from treering.runtime import pixels
 from treering.runtime.pixels import Images
 
@@ -37,8 +37,10 @@ class Division:
     """The number of photos that are left out because they are copies of held-out photos or of exemplars."""
     measured: dict[str, Images]
     """The photos of each class to measure the accuracy on, those of earlier steps included."""
-    in_two_classes: list[tuple[str, str]]
-    """Two classes of each photo that has more than one, in the folder or among the images that the model keeps."""
+    same: list[tuple[Shown, Shown]]
+    """Each photo that shows the same as another before it, after that one, which may be one that the model keeps."""
+    album: Album
+    """The photos that the model keeps, and those of the folder."""
 
     def names(self, loaded: LoadedFolder) -> list[str]:
         """Return the class of each photo that is trained on."""
@@ -49,13 +51,18 @@ def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, 
     """Hold out one in ten of each new class, at most `quota`; photos of known classes may have been trained on."""
     random = np.random.RandomState(len(model.history) if model else 0)
     known = {str(name) for name in model.classes} if model else set()
-    exemplars, secrets = _kept_by(model)
-    secret = {digest for _, digest in secrets}
-    seen = secret | {digest for _, digest in exemplars}  # in a new class they come from another class
+    album = _kept_by(model)
+    kept, hidden = len(album), _hidden(model)
+    secret = set(album.digests[:hidden])
+    seen = set(album.digests)  # in a new class they come from another class
+    exemplars = {(photo.name, one) for photo, one in zip(album.photos[hidden:], album.digests[hidden:], strict=True)}
     labelled = list(zip(loaded.labels, digests, strict=True))
+    album.add(loaded.images, list(map(Shown, loaded.labels, loaded.files)), digests)
+    before = album.come_before(kept)
+    alike = {row - kept for pair in before.items() if not album.is_exact(*pair) for row in pair}
     free: dict[str, dict[bytes, int]] = {}
     for index, (name, digest) in enumerate(labelled):
-        if digest not in seen and name not in known:
+        if digest not in seen and name not in known and index not in alike:
             free.setdefault(name, {})[digest] = index
     held_out: list[int] = []
     for name in sorted(free):
@@ -64,6 +71,7 @@ def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, 
         held_out += random.permutation(own)[:count].tolist()
     secret |= {digests[index] for index in held_out}
     out = {index for index, one in enumerate(labelled) if one[1] in secret or one in exemplars}
+    out |= {row - kept for row, earlier in before.items() if earlier < hidden}
     trained = [index for index in range(len(labelled)) if index not in out]
     lost = set(loaded.labels) - known - {loaded.labels[index] for index in trained}
     if lost:
@@ -71,40 +79,50 @@ def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, 
     earlier = {str(model.classes[column]): part for column, part in model.held_out.items()} if model else {}
     measured = _by_class(loaded, held_out) | earlier
     copies = len(out) - len(held_out)
-    return Division(trained, len(held_out), copies, measured, _in_two_classes(labelled, exemplars | secrets))
+    return Division(trained, len(held_out), copies, measured, _pairs(album, before), album)
 
 
 def for_validation(
-    loaded: LoadedFolder, classes: Sequence[str], step: Sequence[bytes], model: Model | None
-) -> dict[str, Images]:
-    """Return the photos of `classes` in a validation folder, without copies of exemplars and of the step's photos.
+    loaded: LoadedFolder, classes: Sequence[str], division: Division, model: Model | None
+) -> tuple[dict[str, Images], list[tuple[Shown, Shown]]]:
+    """Return the photos of `classes` in a validation folder that show none that the model learns from.
 
-    `step` has the digests of the step's photos.
+    Those that do are returned too, each after the photo that it shows.
     """
-    trained = {*step, *(digest for _, digest in _kept_by(model)[0])}
     own = [index for index, name in enumerate(loaded.labels) if name in classes]
     if not own:
         raise TreeringError("the validation folder has no readable image of a class that the model is going to know")
-    digests = pixels.digests(loaded.images)
-    unseen = [index for index in own if digests[index] not in trained]
+    images, album = loaded.images[torch.tensor(own)], division.album
+    first = len(album)
+    album.add(images, [Shown(loaded.labels[index], loaded.files[index]) for index in own], pixels.digests(images))
+    found = album.come_before(first, among_themselves=False)
+    learnt = {row: earlier for row, earlier in found.items() if earlier >= _hidden(model)}
+    unseen = [index for row, index in enumerate(own, first) if row not in learnt]
     if not unseen:
         raise TreeringError("the model learns from every image of the validation folder: give others to measure it on")
-    if len(unseen) < len(own):
-        count = len(own) - len(unseen)
-        logger.warning("%d of the images for validation are left out: the model learns from them", count)
-    return _by_class(loaded, unseen)
+    if learnt:
+        logger.warning("%d of the images for validation are left out: the model learns from them", len(learnt))
+    return _by_class(loaded, unseen), _pairs(album, learnt)
 
 
-def _kept_by(model: Model | None) -> tuple[set[tuple[str, bytes]], set[tuple[str, bytes]]]:
-    """Return class and digest of every exemplar, and of every held-out image."""
+def _kept_by(model: Model | None) -> Album:
+    """Return the photos that the model keeps: those that are held out, then its exemplars."""
+    album = Album()
     if model is None:
-        return set(), set()
-    names = [str(name) for name in model.classes]
+        return album
+    for images in (model.held_out, model.method.memory.exemplars):
+        for column, part in images.items():
+            album.add(part, [Shown(str(model.classes[column]))] * len(part), pixels.digests(part))
+    return album
 
-    def named(images: Mapping[int, Tensor]) -> set[tuple[str, bytes]]:
-        return {(names[column], digest) for column, part in images.items() for digest in pixels.digests(part)}
 
-    return named(model.method.memory.exemplars), named(model.held_out)
+def _hidden(model: Model | None) -> int:
+    """Return how many photos of earlier steps are held out."""
+    return sum(map(len, model.held_out.values())) if model else 0
+
+
+def _pairs(album: Album, before: dict[int, int]) -> list[tuple[Shown, Shown]]:
+    return [(album.photos[earlier], album.photos[row]) for row, earlier in sorted(before.items())]
 
 
 def _by_class(loaded: LoadedFolder, chosen: Sequence[int]) -> dict[str, Images]:
@@ -113,11 +131,3 @@ def _by_class(loaded: LoadedFolder, chosen: Sequence[int]) -> dict[str, Images]:
     for index in chosen:
         rows.setdefault(loaded.labels[index], []).append(index)
     return {name: loaded.images[torch.tensor(own)] for name, own in rows.items()}
-
-
-def _in_two_classes(labelled: Sequence[tuple[str, bytes]], kept: set[tuple[str, bytes]]) -> list[tuple[str, str]]:
-    classes: dict[bytes, set[str]] = {digest: set() for _, digest in labelled}
-    for name, digest in [*labelled, *kept]:
-        if digest in classes:
-            classes[digest].add(name)
-    return [(first, second) for first, second, *_ in (sorted(names) for names in classes.values() if len(names) > 1)]

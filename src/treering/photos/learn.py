@@ -181,8 +181,8 @@ class _Lesson:
             return division
         others = folders.load(checks, self.size, self.channels, self.disk)
         folders.warn_of(others.skipped)
-        measured = holdout.for_validation(others, self.known + photos.new, photos.digests, self.model)
-        return replace(division, measured=measured)
+        measured, same = holdout.for_validation(others, self.known + photos.new, division, self.model)
+        return replace(division, measured=measured, same=division.same + same)
 
     def plan_of_done(self, photos: _Photos) -> Plan:
         """Return the plan of a step that the model has learnt already."""
@@ -196,7 +196,7 @@ class _Lesson:
             facts,
             held_out=division.held_out,
             copies=division.copies,
-            in_two_classes=division.in_two_classes,
+            same=division.same,
             image_passes=passes,
             seconds=plan.seconds(passes, self.recipe, self.size, facts.device, later=bool(self.known)),
             resumed=resumed,

@@ -15,6 +15,7 @@ from treering.core import augment
 from treering.core.metrics import interval
 from treering.methods import speed
 from treering.model import Model
+from treering.photos.copies import Shown
 from treering.recipe import Recipe
 
 
@@ -41,8 +42,8 @@ class Plan:
     """The number of images that are kept out of training to measure the accuracy."""
     copies: int = 0
     """The number of images that are left out because they are copies of held-out ones or of exemplars."""
-    in_two_classes: Sequence[tuple[str, str]] = ()
-    """Two classes of each image that has more than one."""
+    same: Sequence[tuple[Shown, Shown]] = ()
+    """Each image that shows the same photo as another, after that one."""
     image_passes: int = 0
     """The number of images that the step trains on, all epochs together."""
     seconds: float = 0.0
