@@ -220,7 +220,7 @@ def _empty_method(
     outputs = recipe.outputs if methods.find(recipe.method).spare_outputs else 0
     least = 4 * (math.prod(shape) + outputs)
     if folder.size(manifest.files.weights.name) < least:
-        model_folder.require_whole(folder, manifest.files.weights)
+        model_folder.require_whole(folder, manifest, manifest.files.weights)
         raise TreeringError(f"{folder.path / manifest.files.weights.name} is too small for its model: {COPY}")
     method = methods.create(recipe, features, torch.zeros(shape), seed, device)
     if backbone is None:

@@ -13,8 +13,8 @@ from treering import methods
 from treering.errors import TreeringError
 from treering.learner import Learner
 from treering.recipe import Recipe, Run
-from treering.runtime import files
 from treering.runtime.device import find_device
+from treering.storage import manifest
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def recipe_for(backbone: str, device: torch.device, memory: int | None = None, t
 
 def open_learner(path: Path, wishes: Wishes) -> Learner:
     """Return the learner of the model at `path`, or one that knows nothing yet."""
-    return _known(path, wishes) if files.exists(path / "manifest.json") else _new(wishes)
+    return _known(path, wishes) if manifest.is_there(path) else _new(wishes)
 
 
 def _new(wishes: Wishes) -> Learner:

@@ -19,7 +19,7 @@ from treering.runtime import files
 from treering.runtime.device import find_device
 from treering.storage import names, resume
 from treering.storage.folder import Folder
-from treering.storage.manifest import LARGEST
+from treering.storage.manifest import LARGEST, is_there
 from treering.storage.tensors import LARGEST_HEADER
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Unfinished:
     def __init__(self, path: Path, learner: Learner, photos: str) -> None:
         self.path, self.learner = path, learner
         self.file, recipe = path / names.LEARNING, learner.resolved_recipe()
-        before_it = _manifest(path).hex() if files.exists(path / names.MANIFEST) else recipe.to_toml()
+        before_it = _manifest(path).hex() if is_there(path) else recipe.to_toml()
         resized = [str(recipe.memory.size)] if is_resized(learner) else []  # the manifest has the old size
         self.fingerprint = fingerprint(before_it, str(learner.seed), photos, *resized)
         """A digest of the model before the step, and of all that the step brings."""

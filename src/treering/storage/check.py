@@ -81,7 +81,11 @@ def _content(folder: Folder) -> bytes | None:
 
 
 def _findings(folder: Folder, examine: Examine) -> Findings:
-    versions = [_version(folder, name, examine) for name in [manifests.NAME, *reversed(manifests.earlier(folder))]]
+    try:
+        earlier = manifests.earlier(folder)
+    except TreeringError:  # something else is in the place of the folder that holds them, and is listed as such
+        earlier = []
+    versions = [_version(folder, name, examine) for name in [manifests.NAME, *reversed(earlier)]]
     known = [version.manifest for version in versions if version.manifest]
     foreign = [
         item.name
@@ -100,7 +104,7 @@ def _version(folder: Folder, name: str, examine: Examine) -> Version:
     problems, size = [], folder.size(name)
     for entry in manifest.files:
         try:
-            model_folder.require_whole(folder, entry)
+            model_folder.require_whole(folder, manifest, entry)
             size += folder.size(entry.name)
         except TreeringError as error:
             problems.append(str(error))

@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import stat
+import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -74,6 +75,14 @@ class Folder:
                 content += more
         if len(content) > most:
             raise self._too_large(name, most)
+        return content
+
+    def start(self, name: str, count: int) -> bytes:
+        """Return the first bytes of a regular file, which may be of any size."""
+        with self._regular(name, sys.maxsize) as (stream, size):
+            content = b""
+            while len(content) < count and (more := stream.read(min(size, count) - len(content))):
+                content += more
         return content
 
     def digest(self, name: str, most: int) -> tuple[int, str]:

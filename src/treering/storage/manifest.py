@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 from collections.abc import Iterator
@@ -213,6 +214,11 @@ def opened(path: Path) -> Folder:
         raise TreeringError(f"{path} {what}: give the folder that a learner was saved to") from None
     except (OSError, ValueError) as error:  # a ValueError if the path holds a null character
         raise TreeringError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a folder has something under a manifest's name, even if it is a link that leads nowhere."""
+    return os.path.lexists(path / NAME)
 
 
 def read(folder: Folder) -> Manifest:

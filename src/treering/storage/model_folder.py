@@ -191,7 +191,7 @@ def undo(path: str | os.PathLike[str]) -> None:
                 folder.remove(name)
                 continue
             for entry in before.files:
-                require_whole(folder, entry)
+                require_whole(folder, before, entry)
             put_back(folder, name, content)
             return
         raise TreeringError(f"{path} has no version to go back to: it holds the first one, or the others are gone")
@@ -311,9 +311,26 @@ def history_of(folder: Folder, manifest: Manifest) -> list[dict[str, Any]]:
     return manifests.history(content, manifest, folder.path / manifest.files.history.name)
 
 
-def require_whole(folder: Folder, entry: Entry) -> None:
+def require_whole(folder: Folder, manifest: Manifest, entry: Entry) -> None:
     """Raise if a file that a manifest names is missing or damaged; little memory is taken, however large it is."""
-    _read_by(folder, entry, lambda: folder.digest(entry.name, LARGEST))
+    if entry is manifest.files.weights:
+        _read_by(folder, entry, lambda: (None, _digest_of_weights(folder, entry)))
+    else:
+        is_history = entry is manifest.files.history
+        most = manifests.LARGEST_HISTORY if is_history else pictures.most_bytes(manifest.image_shape)
+        _read_by(folder, entry, lambda: folder.digest(entry.name, most))
+
+
+def _digest_of_weights(folder: Folder, entry: Entry) -> str:
+    """Return the checksum of a weights file, or a text that is none if its size is not that in its header."""
+    try:
+        length = int.from_bytes(folder.start(entry.name, 8), "little")
+        stored.header(folder.start(entry.name, 8 + min(length, stored.LARGEST_HEADER)), folder.size(entry.name))
+    except TreeringError:
+        raise
+    except ValueError:
+        return "of no tensors"
+    return folder.digest(entry.name, LARGEST)[1]
 
 
 def _read(folder: Folder, entry: Entry, most: int) -> bytes:

@@ -67,8 +67,12 @@ class Header(NamedTuple):
         return {name: place.spec for name, place in self.places.items()}
 
 
-def header(content: bytes) -> Header:
-    """Return the header of a file with this content; raise ValueError unless it accounts for every byte."""
+def header(content: bytes, size: int | None = None) -> Header:
+    """Return the header of a file with this content; raise ValueError unless it accounts for every byte.
+
+    If `size` is given, the file has so many bytes, and `content` may be its start alone.
+    """
+    size = len(content) if size is None else size
     if len(content) < 8:
         raise ValueError("it is shorter than a header")
     length = int.from_bytes(content[:8], "little")
@@ -86,7 +90,7 @@ def header(content: bytes) -> Header:
         if place.begin != end:
             raise ValueError("its tensors overlap or leave gaps")
         end = place.end
-    if end != len(content) - 8 - length:
+    if end != size - 8 - length:
         raise ValueError("its tensors take another number of bytes than it has")
     return Header(places, metadata, 8 + length)
 
