@@ -153,7 +153,9 @@ def parse_json(content: bytes) -> Any:
         raise ValueError(f"a number in it has more than {LONGEST_NUMBER} characters")
     brackets = bare.translate(None, _NO_BRACKETS)
     for _ in range(DEEPEST):  # each turn removes the innermost lists and tables
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        length, brackets = len(brackets), brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(brackets) == length:
+            break
     if brackets:
         raise ValueError(f"its brackets do not match, or lie more than {DEEPEST} deep")
     try:

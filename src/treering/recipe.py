@@ -7,6 +7,7 @@ A number in brackets is a section of the paper.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -22,6 +23,8 @@ from treering.checked import Checked, require
 from treering.errors import TreeringError, nearest
 from treering.recipes import ready_names as ready_names
 
+LARGEST = 1e30
+"""The bound of numbers, with room to the largest that the network's floats can hold."""
 LONGEST_SIDE = 10_000
 """The longest side of images, in pixels."""
 MOST_OUTPUTS = 100_000
@@ -52,6 +55,7 @@ class Settings(Checked):
             value = getattr(self, field.name)
             for number in value if isinstance(value, tuple) else (value,):
                 require(not isinstance(number, int) or abs(number) < 2**63, f"{field.name} must be below 2^63")
+                require(not isinstance(number, float) or abs(number) < LARGEST, f"{field.name} must be below {LARGEST}")
 
     @classmethod
     def described(cls, name: str) -> str:
@@ -108,10 +112,11 @@ class Schedule(Settings):
         """The learning rate of `epoch`, counted from 0 within the stage."""
         if self.shape == "cosine":
             return self.lr * (0.5 + 0.5 * math.cos(math.pi * epoch / self.epochs) if epoch else 0.1)
-        try:
-            return self.lr / self.drop_factor ** sum(epoch >= drop for drop in self.drop_at)
-        except ArithmeticError:
-            raise TreeringError(f"so many drops by {self.drop_factor} leave no learning rate: set fewer") from None
+        with contextlib.suppress(ArithmeticError):
+            rate = self.lr / self.drop_factor ** sum(epoch >= drop for drop in self.drop_at)
+            if rate < LARGEST:
+                return rate
+        raise TreeringError(f"so many drops by {self.drop_factor} leave no learning rate: set fewer")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,10 @@ ALIGNMENT = 16
 
 def noise_deviation(settings: Optimizer, epoch: int, batch_size: int) -> float:
     """Return the deviation of the noise on a batch's mean gradient; on its sum it is eta / (1 + epoch)^gamma."""
-    return settings.noise_eta / (1 + epoch) ** settings.noise_gamma / batch_size
+    try:
+        return settings.noise_eta / (1 + epoch) ** settings.noise_gamma / batch_size
+    except OverflowError:  # of the power
+        return 0.0
 
 
 class SGD:
