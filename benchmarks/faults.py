@@ -326,8 +326,8 @@ def main() -> None:
             print(f"{command.name}: {found.trials} trials, {len(found.violations)} violations", flush=True)  # noqa: T201
             for violation in found.violations:
                 print(f"  {violation}", flush=True)  # noqa: T201
-    if options.out:
-        options.out.write_text(json.dumps(facts, indent=1) + "\n")
+            if options.out:
+                options.out.write_text(json.dumps(facts, indent=1) + "\n")
     sys.exit(any(found["violations"] for found in facts.values()))
 
 

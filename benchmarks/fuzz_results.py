@@ -6,7 +6,7 @@ Results are mutated byte by byte or value by value, some with a checksum made an
 `treering run`. States of interrupted runs and steps are mutated likewise, and the same commands go on from them. Each
 command is a process of its own with a limit to its memory. A finding is a traceback, anything printed that steers a
 terminal, a command that takes more than `SECONDS` or ends by a signal, or a damaged state that leads to another end
-than the whole one. Linux only.
+than the whole one. Ctrl-C ends the trials early. Linux only.
 """
 
 from __future__ import annotations
@@ -257,9 +257,8 @@ def note(tried: Tried, arguments: Sequence[object], place: Path, drawn: bool, wh
     return int(outcome.split()[-1])
 
 
-def try_results(count: int, draw: random.Random, place: Path) -> Tried:
+def try_results(tried: Tried, count: int, draw: random.Random, place: Path) -> None:
     """Have reports made of mutated results, and runs that meet one."""
-    tried = Tried()
     (place / "results").mkdir(parents=True)
     originals = sorted(Path(__file__).parent.parent.joinpath("results").glob("*.json"))
     own = sorted((place.parent / "peace").glob("*.json"))
@@ -275,14 +274,17 @@ def try_results(count: int, draw: random.Random, place: Path) -> Tried:
             arguments = ["run", place.parent / "tiny.toml", "--data", place.parent, "--results", place / "results"]
             note(tried, arguments, place, False, f"run of result {number}")
         tried.trials += 1
-    return tried
 
 
 def try_states(
-    count: int, draw: random.Random, state: bytes, prepare: Callable[[bytes], Sequence[object]], end: Callable[[], Any]
-) -> Tried:
+    tried: Tried,
+    count: int,
+    draw: random.Random,
+    state: bytes,
+    prepare: Callable[[bytes], Sequence[object]],
+    end: Callable[[], Any],
+) -> None:
     """Have a command go on from mutated states; `end` returns what it led to."""
-    tried = Tried()
     with tempfile.TemporaryDirectory() as printed:
         if note(tried, prepare(b""), Path(printed), False, "no state"):
             sys.exit(f"the command fails without a state: {Path(printed, 'printed').read_text()}")
@@ -293,7 +295,6 @@ def try_states(
             if code == 0 and not forged and end() != peace:
                 tried.findings.append(f"state {number}: another end")
             tried.trials += 1
-    return tried
 
 
 def write_photos(folder: Path, names: str, count: int) -> Path:
@@ -324,7 +325,7 @@ def interrupted_run(place: Path) -> bytes:
     return run.state.file.read_bytes()
 
 
-def try_runs(count: int, draw: random.Random, place: Path, state: bytes) -> Tried:
+def try_runs(tried: Tried, count: int, draw: random.Random, place: Path, state: bytes) -> None:
     """Have runs go on from mutated states."""
     (name,) = (file.name for file in (place / "interrupted" / ".unfinished").glob("*.safetensors"))
     results = place / "resumed"
@@ -340,10 +341,10 @@ def try_runs(count: int, draw: random.Random, place: Path, state: bytes) -> Trie
         result = stored.read(file)
         return result["accuracy"], result["confusion"], result["class_accuracy"]
 
-    return try_states(count, draw, state, prepare, end)
+    try_states(tried, count, draw, state, prepare, end)
 
 
-def try_learns(count: int, draw: random.Random, place: Path) -> Tried:
+def try_learns(tried: Tried, count: int, draw: random.Random, place: Path) -> None:
     """Have learns go on from mutated states."""
     first, second = write_photos(place / "first", "ab", 6), write_photos(place / "second", "c", 6)
     photos.SAVE_EVERY = 0.0
@@ -371,7 +372,7 @@ def try_learns(count: int, draw: random.Random, place: Path) -> Tried:
         images = np.random.RandomState(0).randint(0, 256, (4, 10, 10, 3), dtype=np.uint8)
         return Learner.load(place / "resumed", device="cpu").predict_proba(images).tolist()
 
-    return try_states(count, draw, state, prepare, end)
+    try_states(tried, count, draw, state, prepare, end)
 
 
 def main() -> None:
@@ -392,11 +393,12 @@ def main() -> None:
             write_photos(place / "tiny" / part, "abcd", 4)
         runs.SAVE_EVERY = 0.0
         state = interrupted_run(place)
-        tried = {
-            "results": try_results(options.results, draw, place / "results"),
-            "states of runs": try_runs(options.states // 2, draw, place, state),
-            "states of learns": try_learns(options.states - options.states // 2, draw, place / "photos"),
-        }
+        tried = {name: Tried() for name in ("results", "states of runs", "states of learns")}
+        of_results, of_runs, of_learns = tried.values()
+        with contextlib.suppress(KeyboardInterrupt):
+            try_results(of_results, options.results, draw, place / "results")
+            try_runs(of_runs, options.states // 2, draw, place, state)
+            try_learns(of_learns, options.states - options.states // 2, draw, place / "photos")
     facts = {
         name: {"trials": one.trials, "outcomes": dict(one.outcomes), "slowest": round(one.slowest, 1)}
         | {"findings": one.findings}
