@@ -17,7 +17,7 @@ import pytest
 from conftest import examples, tiny_learner
 from photo_helper import command, encoded
 
-from treering import TreeringError
+from treering import TreeringError, prediction
 from treering.photos import answers, watch
 from treering.photos.watch import Watch
 from treering.prediction import Teller
@@ -209,6 +209,17 @@ def test_photos_that_are_given_are_told_first_and_not_again(
     assert done.code == 130
     assert [json.loads(line)["copy"] for line in done.out.splitlines()] == ["sorted/cat/a.png", "sorted/cat/b.png"]
     assert sorted(file.name for file in Path("sorted/cat").iterdir()) == ["a.png", "b.png"]
+
+
+def test_a_photo_that_comes_while_the_given_ones_are_listed_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    monkeypatch.setattr(answers.Source, "_load", lambda source: fixed("cat"))
+    files_in = prediction.files_in
+    monkeypatch.setattr(prediction, "files_in", lambda places: (put(tmp_path / "a.png"), files_in(places))[1])
+    run_until(monkeypatch, iter([None] * 4), clock)
+    done = command("predict", "model", tmp_path, "--watch", tmp_path)
+    assert (done.code, done.out.count("a.png")) == (130, 1)
 
 
 def test_a_new_version_of_the_model_answers_from_then_on(

@@ -62,9 +62,8 @@ def answer(question: Question, printer: Answers) -> bool:
                     watch.unreadable(found.file)
 
     given = prediction.files_in(question.inputs) if question.inputs else []
-    for photo in given:
-        if watch:
-            watch.leave_out(photo)
+    if watch:
+        watch.leave_out(given)
     tell(given)
     while watch:
         tell(watch.complete())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from treering.errors import TreeringError
@@ -36,10 +37,10 @@ class Watch:
         self._growing: dict[str, tuple[State | None, float]] = {}
         """Each file that may not be complete: how it was, and since when it has been so."""
 
-    def leave_out(self, photo: Path) -> None:
-        """Take a photo, which may have just appeared, for one that is told already."""
-        if photo.parent == self.folder:
-            self._told |= {name: number for name, number in self._look().items() if name == photo.name}
+    def leave_out(self, photos: Sequence[Path]) -> None:
+        """Take photos, which may have appeared since the watch began, for ones that are told already."""
+        names = {photo.name for photo in photos if photo.parent == self.folder}
+        self._told |= {name: number for name, number in self._look().items() if name in names}
 
     def complete(self) -> list[Path]:
         """Return the photos that have become complete since the last call."""
