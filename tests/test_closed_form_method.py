@@ -51,7 +51,7 @@ def test_the_heads_are_the_solution_for_all_images_ever_shown() -> None:
     x_ND = features_of(learner, np.concatenate([FIRST[0], SECOND[0]]))
     labels_N = torch.tensor([names.index(name) for name in FIRST[1] + SECOND[1]])
     statistics = Statistics.empty(x_ND.shape[1], CPU).added(x_ND, labels_N, 3)
-    kept = method_of(learner).statistics  # type: ignore[attr-defined]
+    kept = method_of(learner).frozen.statistics  # type: ignore[attr-defined]
     assert torch.allclose(kept.gram, statistics.gram, rtol=1e-6)
     assert torch.allclose(kept.sums, statistics.sums, rtol=1e-6)
     assert kept.counts.tolist() == [10, 6, 5]
@@ -90,7 +90,7 @@ def test_steps_and_their_order_make_no_difference_where_the_same_images_are_at_h
 def test_no_image_need_be_kept() -> None:
     without = closed(memory=Budget("per-class", 0)).partial_fit(*FIRST).partial_fit(*SECOND)
     assert without.exemplars_ == {}
-    assert method_of(without).statistics.counts.sum() == 21  # type: ignore[attr-defined]
+    assert method_of(without).frozen.statistics.counts.sum() == 21  # type: ignore[attr-defined]
     assert without.score(*FIRST) > 0.8, "the first step's classes are known as well as before"
     assert without.score(*SECOND) > 0.8
 
@@ -199,7 +199,7 @@ def test_the_weights_file_holds_half_of_the_symmetric_matrix(tmp_path: Path) -> 
     tensors = safetensors.torch.load_file(tmp_path / "model" / manifest["files"]["weights"]["name"])
     assert tensors["statistics.gram"].shape == (8 * 9 // 2,)
     statistics = Statistics.of(tensors, 8, 2, CPU)
-    assert torch.equal(statistics.gram, method_of(learner).statistics.gram)  # type: ignore[attr-defined]
+    assert torch.equal(statistics.gram, method_of(learner).frozen.statistics.gram)  # type: ignore[attr-defined]
     assert torch.equal(statistics.gram, statistics.gram.T)
 
 
@@ -207,7 +207,7 @@ def test_an_image_is_summed_once_however_often_it_is_shown(caplog: pytest.LogCap
     learner = closed(memory=Budget("per-class", 0)).partial_fit(*FIRST)
     images, names = np.concatenate([FIRST[0], SECOND[0], SECOND[0]]), FIRST[1] + SECOND[1] + SECOND[1]
     learner.partial_fit(images, names)
-    assert method_of(learner).statistics.counts.tolist() == [10, 6, 5]  # type: ignore[attr-defined]
+    assert method_of(learner).frozen.statistics.counts.tolist() == [10, 6, 5]  # type: ignore[attr-defined]
     before, said = method_of(learner).tensors(), learner.predict_proba(TESTS)
     learner.partial_fit(*FIRST)
     assert "every one of these images was learnt before" in caplog.text
@@ -224,11 +224,11 @@ def test_the_only_image_of_a_class_is_not_told_by_itself() -> None:
 
 def test_a_new_class_leaves_the_setting_when_no_image_is_kept() -> None:
     learner = closed(memory=Budget("per-class", 0)).partial_fit(*FIRST)
-    setting = method_of(learner).setting  # type: ignore[attr-defined]
+    setting = method_of(learner).frozen.setting  # type: ignore[attr-defined]
     learner.partial_fit(*examples({"owl": 4}, seed=5))
-    assert method_of(learner).setting == setting  # type: ignore[attr-defined]
+    assert method_of(learner).frozen.setting == setting  # type: ignore[attr-defined]
     learner.partial_fit(*examples({"owl": 3, "cat": 3, "dog": 3}, seed=6))
-    assert sum(method_of(learner).statistics.counts.tolist()) == 13 + 4 + 9  # type: ignore[attr-defined]
+    assert sum(method_of(learner).frozen.statistics.counts.tolist()) == 13 + 4 + 9  # type: ignore[attr-defined]
 
 
 def test_a_model_without_images_is_exported_and_checked_on_noise(tmp_path: Path) -> None:

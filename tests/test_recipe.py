@@ -145,7 +145,14 @@ def test_a_text_with_a_delete_character_comes_back():
 
 def test_every_setting_is_written():
     recipe = Recipe().changed(
-        ["optimizer.kind=adam", "optimizer.clip=1", "training.shape=cosine", "balanced.shape=cosine"]
+        [
+            "optimizer.kind=adam",
+            "optimizer.clip=1",
+            "training.shape=cosine",
+            "balanced.shape=cosine",
+            "training.most_images=9",
+            "balanced.most_images=9",
+        ]
     )
     table = tomllib.loads(recipe.to_toml())
     assert Recipe.from_dict(table) == recipe

@@ -161,9 +161,9 @@ def learn(
     seed: Annotated[int, typer.Option(min=0, help="Seed of a new model's weights, augmentation and batches.")] = 0,
     device: Device = "auto",
     threads: Threads = None,
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help="Train a new model end to end: for photos unlike those of ImageNet.")
-    ] = False,
+    size: Annotated[int | None, typer.Option(min=32, max=1024, help="Pixels a side of photos in a new model.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Solve for a classifier in seconds, and stop there.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Train three times as long, on any number.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would learn and how long it takes.")] = False,
 ) -> None:
     """Teach a model the classes of a folder; the model is created if it does not exist."""
@@ -171,6 +171,8 @@ def learn(
     from treering.photos.console import Printer
     from treering.photos.plan import Plan
 
+    if fast and thorough:
+        raise TreeringError("--fast and --thorough exclude each other: give one of them")
     printer = Printer(console)
     plans: list[Plan] = []
 
@@ -194,7 +196,8 @@ def learn(
             keep=keep,
             seed=seed,
             device=device,
-            thorough=thorough,
+            size=size,
+            effort="fast" if fast else "thorough" if thorough else "usual",
             dry_run=dry_run,
             tell=tell,
             progress=bars,

@@ -14,9 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering.core.network import IncrementalNetwork
 from treering.errors import TreeringError, first_line
-from treering.methods.base import Method
 from treering.model import Model
 from treering.runtime import files
 from treering.session import own_precision
@@ -33,7 +31,7 @@ class Deployed(nn.Module):
 
     columns: Tensor
 
-    def __init__(self, network: IncrementalNetwork, columns: list[int]) -> None:
+    def __init__(self, network: nn.Module, columns: list[int]) -> None:
         super().__init__()
         self.network = network
         self.register_buffer("columns", torch.tensor(columns))
@@ -45,7 +43,8 @@ class Deployed(nn.Module):
 def export(model: Model, out: Path) -> float:
     """Write `out` (.onnx or .pt2); return the largest difference that the check on the model's own images found."""
     method = model.method
-    if type(method).probabilities is not Method.probabilities:
+    answering = method.answering()
+    if answering is None:
         raise TreeringError(
             f"a model learnt with {method.recipe.method} cannot be exported: it does not classify by its logits, and "
             "export supports logits only"
@@ -58,7 +57,7 @@ def export(model: Model, out: Path) -> float:
         seeded = torch.Generator().manual_seed(0)
         checked = [torch.randint(256, model.image_shape, generator=seeded, dtype=torch.uint8) for _ in range(CHECKED)]
     pixels = method.plain(torch.stack(checked)).float()
-    deployed = Deployed(copy.deepcopy(method.network).cpu().eval(), model.sorted_columns()).eval()
+    deployed = Deployed(copy.deepcopy(answering).cpu().eval(), model.sorted_columns()).eval()
     with own_precision(torch.device("cpu")):
         with torch.no_grad():
             expected = deployed(pixels).numpy()

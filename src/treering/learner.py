@@ -27,7 +27,7 @@ from treering.errors import TreeringError, nearest
 from treering.images import arrays, given
 from treering.model import Model
 from treering.progress import Progress, Reporter
-from treering.recipe import Budget, Recipe
+from treering.recipe import Budget, Recipe, Schedule
 from treering.runtime.device import find_device
 from treering.runtime.gate import Gate
 from treering.runtime.pixels import Images
@@ -216,10 +216,12 @@ class Learner:
         names: Sequence[Hashable],
         resume: InFlight | None = None,
         watcher: Watcher | None = None,
+        training: Schedule | None = None,
     ) -> None:
         """Do what `partial_fit` does, for images N x C x H x W and labels that need no conversion.
 
-        `watcher` is told of every epoch; a later call goes on from the state of that epoch if it gets it as `resume`.
+        `training` is a schedule for this step alone, in place of the recipe's. `watcher` is told of every epoch; a
+        later call goes on from the state of that epoch if it gets it as `resume`.
         """
         with self._gate.changing("learn the next"):
             before = self._model or self._new_model(pixels)
@@ -239,6 +241,7 @@ class Learner:
                 resume=resume,
                 watcher=Reporter(number, self.progress, watcher or Watcher()),
                 memory_size=budget.size,
+                training=training,
                 commit=commit,
             )
 

@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,7 +155,9 @@ def _read(backbone: nn.Module | None, device: torch.device, folder: Folder, mani
     method = _empty_method(folder, manifest, recipe, backbone, device)
     try:
         loose = dict.fromkeys(method.any_number_of_rows, MOST_SUMMED)
-        tensors = model_folder.weights_of(folder, manifest, tensors_of(method, len(manifest.classes)), loose)
+        classes = len(manifest.classes)
+        expected, further = specs_of(method.tensors(), classes), specs_of(method.further_tensors(), classes)
+        tensors = model_folder.weights_of(folder, manifest, expected, loose, further)
         method.load_tensors(manifest.head_sizes, tensors)
         drawn = bytes.fromhex(manifest.generator.state)
         stored.require_generator_state(drawn)
@@ -205,7 +207,8 @@ def recipe_of(folder: Folder, manifest: Manifest) -> Recipe:
 
 def input_shape(recipe: Recipe, image_shape: Sequence[int]) -> tuple[int, ...]:
     """Return C, H, W of what the network sees of images C x H x W."""
-    return (image_shape[0], *(augment.input_side(recipe.augmentation, side) for side in image_shape[1:]))
+    seen = methods.find(recipe.method).outside_training(recipe)
+    return (image_shape[0], *(augment.input_side(seen, side) for side in image_shape[1:]))
 
 
 def _empty_method(
@@ -228,18 +231,23 @@ def _empty_method(
     return method
 
 
-def tensors_of(method: Method, classes: int) -> dict[str, Spec]:
-    """Return what the tensors of a method are like once it knows so many classes."""
-    specs = {name: Spec.of(tensor) for name, tensor in method.tensors().items()}
+def specs_of(tensors: Mapping[str, Tensor], classes: int) -> dict[str, Spec]:
+    """Return what these tensors of a method are like once it knows so many classes."""
+    specs = {name: Spec.of(tensor) for name, tensor in tensors.items()}
     for name, (dtype, shape) in specs.items():
         if shape[:1] == (0,) or name in ("weight", "bias"):  # it has a row for each class and for each spare column
             specs[name] = Spec(dtype, (max(shape[0], classes), *shape[1:]))
     return specs
 
 
+def trained_specs(method: Method, classes: int) -> dict[str, Spec]:
+    """Return what the tensors of the network that a method trains are like once it knows so many classes."""
+    return specs_of(method.trainer.network.tensors(), classes)
+
+
 def momenta_of(method: Method, classes: int) -> int:
     """Return how many values the optimiser of a method remembers in a step that leads to so many classes."""
-    network = method.network
+    network = method.trainer.network
     parts = {name: part for name, part in network.named_parameters() if part.requires_grad}
     parameters = sum(part.numel() for name, part in parts.items() if name not in ("weight", "bias"))
     parameters += max(network.columns, classes) * (network.feature_size + 1)
@@ -248,9 +256,9 @@ def momenta_of(method: Method, classes: int) -> int:
 
 def require_fits(in_flight: InFlight, method: Method, recipe: Recipe, classes: int) -> None:
     """Raise ValueError unless an unfinished step can be the next one of a method, leading to so many classes."""
-    stages = method.plan_step(recipe, {0: 1}, method.replayed(recipe)) if method.trains else []
+    stages = [stage for stage in method.plan_step(recipe, {0: 1}, method.replayed(recipe)) if stage.trains]
     schedules = [recipe.training, recipe.balanced][: len(stages)]
-    resume.require_fits(in_flight, schedules, tensors_of(method, classes), momenta_of(method, classes))
+    resume.require_fits(in_flight, schedules, trained_specs(method, classes), momenta_of(method, classes))
 
 
 def in_order(labels: set[Hashable]) -> list[Hashable]:

@@ -29,6 +29,8 @@ LONGEST_SIDE = 10_000
 """The longest side of images, in pixels."""
 MOST_OUTPUTS = 100_000
 """The most outputs that a network may have from the start."""
+FEWEST_EPOCHS = 3
+"""A stage whose number of images is bounded has so many epochs or none."""
 MOST_ORDERS = 10**9
 """The number of class orders: NumPy takes not many more seeds."""
 
@@ -102,11 +104,22 @@ class Schedule(Settings):
     """drops: the learning rate falls at `drop_at`; cosine: the first epoch has a tenth of it, then it falls to almost 0
     in half a cosine wave."""
 
+    most_images: int = later(0)
+    """The most images that a photo model's stage trains on, all epochs together: a larger step gets fewer epochs, and
+    none if they would be fewer than `FEWEST_EPOCHS`. 0 sets no bound."""
+
     def _check_ranges(self) -> None:
+        require(self.most_images >= 0, f"most_images must be 0 or more, not {self.most_images}")
         require(self.epochs >= 0, f"epochs must be 0 or more, not {self.epochs}")
         require(self.lr > 0, f"lr must be above 0, not {self.lr}")
         require(min(self.drop_at, default=0) >= 0, f"drop_at must hold epochs from 0 on, not {self.drop_at}")
         require(self.drop_factor > 0, f"drop_factor must be above 0, not {self.drop_factor}")
+
+    def bounded(self, images: int) -> Self:
+        """Return the schedule of a stage that trains on `images` in each epoch, which `most_images` bounds."""
+        epochs = min(self.epochs, self.most_images // max(images, 1)) if self.most_images else self.epochs
+        enough = not self.most_images or epochs >= FEWEST_EPOCHS
+        return dataclasses.replace(self, epochs=epochs if enough else 0, most_images=0)
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate of `epoch`, counted from 0 within the stage."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from treering import methods
 from treering.core import backbones
 from treering.core.trainer import InFlight, Watcher
 from treering.methods.base import Method, Snapshot, Step
-from treering.recipe import Recipe
+from treering.recipe import Recipe, Schedule
 from treering.runtime import interrupts, randomness
 from treering.runtime.pixels import Images
 
@@ -25,7 +26,8 @@ def begin(recipe: Recipe, images: Images, seed: int, device: torch.device, backb
     A copy of `backbone`, if one is given, replaces the recipe's.
     """
     module = backbones.build(recipe.backbone, images.shape[1], seed) if backbone is None else backbones.copied(backbone)
-    mean = backbones.input_mean(module, images, recipe.augmentation, recipe.pixel_scale)
+    seen = methods.find(recipe.method).outside_training(recipe)
+    mean = backbones.input_mean(module, images, seen, recipe.pixel_scale)
     return methods.create(recipe, module, mean.cpu(), seed, device)
 
 
@@ -38,12 +40,14 @@ def learn(
     resume: InFlight | None = None,
     watcher: Watcher | None = None,
     memory_size: int | None = None,
+    training: Schedule | None = None,
     before: Snapshot | None = None,
     commit: Callable[[], None] = lambda: None,
 ) -> None:
     """Learn step `number`, counted from 1; after a failure or an interruption the method is as it was before.
 
-    `resume` is a saved state of this step to go on from. `memory_size` is the size of the memory from this step on.
+    `resume` is a saved state of this step to go on from. `memory_size` is the size of the memory from this step on, and
+    `training` the schedule of this step alone; by default both are the recipe's.
     `before` is a snapshot of the method as it is now, if the caller has one.
     `commit` is called once the step is learnt; Ctrl-C takes effect before or after it, never during it.
     """
@@ -51,9 +55,12 @@ def learn(
     try:
         if memory_size is not None:
             method.resize_memory(memory_size)
+        usual = method.recipe.training
+        method.recipe = replace(method.recipe, training=training or usual)
         dropout_seed = randomness.dropout_seed(seed, number)
         with own_precision(method.network.device), method.trainer.step(resume, dropout_seed, watcher):
             method.learn_step(step)
+        method.recipe = replace(method.recipe, training=usual)
         with interrupts.deferred():
             commit()
             done = True

@@ -127,11 +127,11 @@ class Pretrained(nn.Module):
     last_features = 0
     """How many of the features are the network's last ones, where others stand before them; 0 if all are."""
 
-    def use_stages(self) -> None:
-        """Give the features of the network's later stages before its last ones, where it can."""
+    def use_stages(self, wanted: bool = True) -> None:
+        """Give the features of the network's later stages before its last ones, where it can; else the last ones."""
         if isinstance(self.network, _PooledFeatures):
-            self.network.with_stages = True
-            self.last_features = self.network.network._conv_head.out_channels
+            self.network.with_stages = wanted
+            self.last_features = self.network.network._conv_head.out_channels if wanted else 0
 
 
 STATISTICS_MOMENTUM = 0.1

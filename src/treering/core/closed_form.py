@@ -123,17 +123,20 @@ def solve(
     labels_N: Tensor,
     choices: Sequence[slice] = (slice(None),),
     before: Setting = USUAL,
+    judging_N: Tensor | None = None,
 ) -> Solution:
     """Solve for all images of the statistics.
 
     Which of the `choices` of features serves, penalty and temperature suit the images at hand, which are among those of
-    the statistics: each is told by all others, and each class counts alike. If images of fewer than half of the classes
-    can be left out, the setting stays as it was `before`.
+    the statistics, or those at hand that are `judging`: each is told by all others, and each class counts alike. If
+    they are of fewer than half of the classes, the setting stays as it was `before`.
     """
-    some = _to_choose_by(statistics, labels_N)
-    parts = {number: _in_own_directions(statistics, features_ND, chosen) for number, chosen in enumerate(choices)}
-    setting = before if before.choice in parts else USUAL
-    if 2 * len(labels_N[some].unique()) >= len(statistics.counts):
+    setting = before if before.choice < len(choices) else USUAL
+    some = _to_choose_by(statistics, labels_N, judging_N)
+    choosing = 2 * len(labels_N[some].unique()) >= len(statistics.counts)
+    serving = range(len(choices)) if choosing else [setting.choice]
+    parts = {number: _in_own_directions(statistics, features_ND, choices[number]) for number in serving}
+    if choosing:
         counts_N, tried = statistics.counts[labels_N[some]], []
         for number, (values_D, _, x_ND, means_CD) in parts.items():
             for penalty in PENALTIES:
@@ -149,14 +152,17 @@ def solve(
     return Solution(weight_CD, -0.5 * (scaled_CD * means_CD).sum(1), setting, left_out_NC)
 
 
-def _to_choose_by(statistics: Statistics, labels_N: Tensor) -> Tensor:
+def _to_choose_by(statistics: Statistics, labels_N: Tensor, judging_N: Tensor | None = None) -> Tensor:
     """Return the images that can be left out, at most so many of each class that there are `MOST_CHOSEN_BY` in all."""
     order_N = labels_N.argsort(stable=True)
+    can_N = statistics.counts[labels_N] > 1
+    if judging_N is not None:
+        can_N, order_N = can_N & judging_N, (2 * labels_N + ~judging_N).argsort(stable=True)  # those of a class first
     sizes = labels_N.bincount(minlength=len(statistics.counts))
     place_N = torch.empty_like(order_N)
     place_N[order_N] = torch.arange(len(order_N), device=order_N.device) - (sizes.cumsum(0) - sizes)[labels_N[order_N]]
     most = max(1, MOST_CHOSEN_BY // len(statistics.counts))
-    return ((statistics.counts[labels_N] > 1) & (place_N < most)).nonzero()[:, 0]
+    return (can_N & (place_N < most)).nonzero()[:, 0]
 
 
 def _in_own_directions(

@@ -8,10 +8,12 @@ while heads are added.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from treering.core.engine import Engine
 
@@ -37,6 +39,7 @@ class IncrementalNetwork(nn.Module):
         draws: bool = False,
         spare_outputs: bool = False,
         unit_features: bool = False,
+        fixed_statistics: bool = False,
     ) -> None:
         super().__init__()
         self.features = features
@@ -49,6 +52,8 @@ class IncrementalNetwork(nn.Module):
         """Whether spare columns are outputs that learn like the others; else their logit is `SPARE_LOGIT`."""
         self.unit_features = unit_features
         """Whether the heads see each image's features scaled to length 1."""
+        self.fixed_statistics = fixed_statistics
+        """Whether batch normalisation keeps the statistics that it came with, also while the weights learn."""
         self.head_sizes: list[int] = []
         self.weight = nn.Parameter(torch.empty(0, feature_size))
         self.bias = nn.Parameter(torch.empty(0))
@@ -95,6 +100,12 @@ class IncrementalNetwork(nn.Module):
             self.weight[fresh].uniform_(-bound, bound, generator=generator)
             self.bias[fresh].zero_()
 
+    def set_heads(self, sizes: Sequence[int], columns: int = 0) -> None:
+        """Have heads of these sizes, whose weights are to be set by the caller, and at least so many columns."""
+        self.head_sizes = list(sizes)
+        self.reserve(max(self.classes, columns))
+        self.head_of_class.copy_(self._segments())
+
     def _segments(self) -> Tensor:
         """Return the number of each column's head; spare columns have the number of all columns instead."""
         spare = max(self.columns - self.classes, 0)
@@ -107,6 +118,15 @@ class IncrementalNetwork(nn.Module):
         # The copy has plain strides: those of images with a single channel may be anything, and a convolution that
         # takes them for another memory format rounds differently.
         return normalised.flatten().view_as(images)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of training or evaluation; batch normalisation with fixed statistics always evaluates."""
+        super().train(mode)
+        if self.fixed_statistics:
+            for module in self.features.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
 
     def forward(self, images: Tensor) -> Tensor:
         return self.logits(self.extract(images))
@@ -169,10 +189,8 @@ class IncrementalNetwork(nn.Module):
 
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """Become the network that `tensors` were copied from, in place; raise ValueError if they do not fit."""
-        self.head_sizes = list(head_sizes)
         given = len(tensors["bias"]) if self.spare_outputs and "bias" in tensors else 0
-        self.reserve(max(self.classes, given))
-        self.head_of_class.copy_(self._segments())
+        self.set_heads(head_sizes, given)
         own = self._learnt()
         different = own.keys() ^ tensors.keys() or {name for name in own if own[name].shape != tensors[name].shape}
         if different:

@@ -113,7 +113,7 @@ class SGD:
         """Return the elements of each parameter in `flat`, in the parameter's shape."""
         views, offset = [], 0
         for part in self.parameters:
-            views.append(flat.as_strided(part.shape, part.stride(), offset))
+            views.append(flat.as_strided(part.shape, part.stride(), flat.storage_offset() + offset))
             offset += part.numel() + _padding(part)
         return views
 

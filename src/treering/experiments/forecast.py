@@ -40,11 +40,12 @@ def forecast(recipes: Sequence[Recipe], place: Place) -> list[Forecast]:
     for recipe in recipes:
         facts = data.PAPER[recipe.run.dataset]
         steps = split_steps(range(facts.classes), recipe.run.classes_per_step)
-        plan = methods.find(recipe.method).plan(recipe, [dict.fromkeys(step, facts.images_per_class) for step in steps])
+        method = methods.find(recipe.method)
+        plan = method.plan(recipe, [dict.fromkeys(step, facts.images_per_class) for step in steps])
         passes = sum(stage.image_passes for step in plan for stage in step)
         network = (recipe.backbone, facts.side, recipe.optimizer.batch_size, recipe.engine)
         if network not in rates:
-            rates[network] = speed.images_per_second(recipe, (3, facts.side, facts.side), place.device)
+            rates[network] = speed.images_per_second(recipe, (3, facts.side, facts.side), place.device, method.trains)
         state = _state(recipe, place)
         lacks = data.missing(recipe.run.dataset, place.data) if state in ("to do", "unfinished") else None
         made.append(Forecast(run_name(recipe), passes, passes / rates[network], state, lacks))

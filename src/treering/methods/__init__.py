@@ -17,6 +17,7 @@ from treering.methods.gem import GEM
 from treering.methods.icarl import ICaRL
 from treering.methods.joint import Joint
 from treering.methods.lwf import LwFMC
+from treering.methods.tuned import Tuned
 from treering.recipe import Recipe
 
 METHODS: dict[str, type[Method]] = {
@@ -27,9 +28,23 @@ METHODS: dict[str, type[Method]] = {
     "finetune": FineTuning,
     "joint": Joint,
     "closed-form": ClosedForm,
+    "tuned": Tuned,
 }
 
-__all__ = ["EEIL", "GEM", "METHODS", "ClosedForm", "FineTuning", "ICaRL", "Joint", "LwFMC", "Method", "create", "find"]
+__all__ = [
+    "EEIL",
+    "GEM",
+    "METHODS",
+    "ClosedForm",
+    "FineTuning",
+    "ICaRL",
+    "Joint",
+    "LwFMC",
+    "Method",
+    "Tuned",
+    "create",
+    "find",
+]
 
 
 def find(name: str) -> type[Method]:

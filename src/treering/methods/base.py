@@ -18,8 +18,9 @@ from treering.core.network import IncrementalNetwork
 from treering.core.trainer import DivergedError, Trainer, restore_generator
 from treering.core.update import Constraint, TrainingSet, batch_plan
 from treering.errors import TreeringError
+from treering.methods.left_out import LeftOut
 from treering.methods.plan import Counts, StagePlan
-from treering.recipe import Recipe
+from treering.recipe import Augmentation, Recipe
 from treering.runtime import pixels
 from treering.runtime.pixels import Images
 
@@ -54,15 +55,6 @@ class Snapshot:
     recipe: Recipe
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Whether each image at hand, exemplars included, is told right by all other images, by class."""
-
-    before: dict[int, list[bool]]
-    """Before the step, for the classes known then."""
-    after: dict[int, list[bool]]
-
-
 class Method(ABC):
     """A way to learn a step. A subclass defines `learn_step`, `loss` and, unless it has one stage, `plan_step`."""
 
@@ -84,6 +76,11 @@ class Method(ABC):
     """Whether compiling its feature extractor pays, where no kernel serves."""
     any_number_of_rows: Sequence[str] = ()
     """The names of its tensors whose number of rows nothing else tells."""
+
+    def further_tensors(self) -> dict[str, Tensor]:
+        """Return tensors, such as it may have besides `tensors`, all or none of them."""
+        return {}
+
     further_readouts: Mapping[str, str] = {}
     """Methods that train like this one but classify otherwise: each one's name, and that of its `probabilities`."""
 
@@ -236,9 +233,27 @@ class Method(ABC):
         """Return N x classes: the softmax over the logits of all heads."""
         return self.network.predict_logits(self.plain(images)).softmax(1)
 
+    @classmethod
+    def outside_training(cls, recipe: Recipe) -> Augmentation:
+        """Return the augmentation whose `plain` says how the network sees images outside training."""
+        return recipe.augmentation
+
     def plain(self, images: Tensor) -> Tensor:
         """Return `images` as the network sees them outside training."""
-        return augment.plain(images, self.recipe.augmentation)
+        return augment.plain(images, self.outside_training(self.recipe))
+
+    def answering(self) -> nn.Module | None:
+        """Return a module that maps images as `plain` returns them to logits; None if it answers by something else."""
+        return self.network if type(self).probabilities is Method.probabilities else None
+
+    @property
+    def usual_distances(self) -> Tensor | None:
+        """Quantiles of the `distances` of images of known classes, where the method measures them."""
+        return None
+
+    def distances(self, images: Tensor) -> Tensor:
+        """Return how far each image is from the class that it resembles most."""
+        raise TreeringError(f"{self.recipe.method} cannot tell unknown images: choose a pretrained network")
 
     # The memory
 

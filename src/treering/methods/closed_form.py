@@ -9,28 +9,112 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from treering.core import selection
-from treering.core.closed_form import USUAL, Setting, Solution, Statistics, solve
+from treering.core import selection, unknown
+from treering.core.closed_form import USUAL, Setting, Statistics, solve
 from treering.core.network import IncrementalNetwork
+from treering.core.unknown import QUANTILES, Distances
 from treering.errors import TreeringError
-from treering.methods.base import LeftOut, Method, Step
+from treering.methods.base import Method, Step
+from treering.methods.left_out import LeftOut, Trial
 from treering.methods.plan import Counts, StagePlan
-from treering.recipe import Recipe
+from treering.recipe import Augmentation, Recipe
 from treering.runtime import pixels
 from treering.runtime.pixels import Images
 
 logger = logging.getLogger(__name__)
 
-OWN = ("statistics.setting", "statistics.images")
+SETTING, SUMMED, DISTANCES = "statistics.setting", "statistics.images", "statistics.distances"
 """The names of what is saved beside the sums."""
 MOST_EXEMPLARS_ASKED = 512
 """The most exemplars that are told by all other images: more would cost a step time by the old images, not the new."""
+
+
+class Solved:
+    """A network whose heads are solved from sums over images, by the features that the heads see."""
+
+    def __init__(self, network: IncrementalNetwork) -> None:
+        self.network = network
+        self.statistics = Statistics.empty(network.feature_size, network.device)
+        self.setting = USUAL
+
+    def log_probabilities(
+        self, features: Mapping[int, Tensor], judging_N: Tensor | None = None, keep: bool = False
+    ) -> Tensor:
+        """Return what all other images say of each image, whose features are given by class: N x classes.
+
+        The setting is chosen by the `judging` ones; without any it stays. `keep` sets it and the heads.
+        """
+        x_ND, labels_N = stacked(features)
+        found = solve(self.statistics, x_ND, labels_N, self.choices(), self.setting, judging_N)
+        if keep:
+            self.setting = found.setting
+            with torch.no_grad():
+                self.network.weight[: self.network.classes] = self.setting.temperature * found.weight.float()
+                self.network.bias[: self.network.classes] = self.setting.temperature * found.bias.float()
+        return (found.setting.temperature * found.left_out).log_softmax(1)
+
+    def add(self, features: Mapping[int, Tensor]) -> None:
+        """Add images to the sums, by class."""
+        self.statistics = self.statistics.added(*stacked(features), self.network.classes)
+
+    def choices(self) -> list[slice]:
+        """Return which features may serve: all, or the network's last ones alone."""
+        last = getattr(self.network.features, "last_features", 0)
+        return [slice(-last, None), slice(None)] if last else [slice(None)]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the sums and the setting by name."""
+        return self.statistics.tensors() | {SETTING: torch.tensor(self.setting, dtype=torch.float64)}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what `tensors` gave; raise ValueError if it does not fit."""
+        network = self.network
+        self.statistics = Statistics.of(tensors, network.feature_size, network.classes, network.device)
+        if SETTING not in tensors or tensors[SETTING].shape != (3,):
+            raise ValueError(f"{SETTING} differs")
+        choice, penalty, temperature = tensors[SETTING].tolist()
+        if choice not in range(len(self.choices())) or not 0 < penalty < 1e9 or not 0 < temperature < 1e9:
+            raise ValueError(f"{SETTING} makes no sense")
+        self.setting = Setting(int(choice), penalty, temperature)
+
+
+@dataclass(frozen=True)
+class AtHand:
+    """The images at hand in a step: the exemplars that are asked about and the step's own, class by class."""
+
+    step: Step
+    asked: Mapping[int, Tensor]
+    own: Mapping[int, Images]
+    old: Mapping[int, Tensor]
+    """The features of the exemplars that are asked about."""
+    new: Mapping[int, Tensor]
+    """The features of the step's images."""
+    before: Tensor | None
+    """What all other images said of each of these exemplars before the step."""
+
+    def features(self) -> dict[int, Tensor]:
+        """Return the features of each class, those of exemplars first; this is the order of all that follows."""
+        return together_by_class(self.old, self.new)
+
+    def labels(self) -> Tensor:
+        """Return the class of each image."""
+        return torch.cat([torch.full((len(part),), label) for label, part in self.features().items()])
+
+    def exemplars(self) -> Tensor:
+        """Return which of the images are exemplars."""
+        parts = [(len(self.old.get(label, ())), len(self.new.get(label, ()))) for label in self.features()]
+        return torch.cat([torch.tensor([True] * old + [False] * new) for old, new in parts])
+
+
+def together_by_class(old: Mapping[int, Tensor], new: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return the rows of both for each class, those of `old` first."""
+    return {label: torch.cat([part[label] for part in (old, new) if label in part]) for label in {**old, **new}}
 
 
 class ClosedForm(Method):
@@ -39,14 +123,21 @@ class ClosedForm(Method):
     needs_memory = False
     unit_features = True
     trains = False
-    any_number_of_rows = OWN[1:]
+    any_number_of_rows: Sequence[str] = (SUMMED, DISTANCES)
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)
-        self.statistics = Statistics.empty(network.feature_size, network.device)
-        self.setting = USUAL
+        self.frozen = Solved(network)
         self.summed: set[int] = set()
-        """A hash of class and pixels of every image in the statistics, so that none is summed twice."""
+        """A hash of class and pixels of every image in the sums, so that none is summed twice."""
+        self.usual: Tensor = torch.zeros(0, dtype=torch.float64)
+        """Quantiles of the distances of images at hand from the class that they resemble most."""
+        self._distances: Distances | None = None
+
+    @classmethod
+    def outside_training(cls, recipe: Recipe) -> Augmentation:
+        """Return no augmentation: the network sees whole images, at the size at which they are held."""
+        return replace(recipe.augmentation, kind="none")
 
     def learn_step(self, step: Step) -> None:
         self.require_room(step)
@@ -54,22 +145,45 @@ class ClosedForm(Method):
         if not len(step.images):
             logger.warning("every one of these images was learnt before: nothing changes")
             return
-        new = {label: self._unit_features(images) for label, images in step.by_class().items()}
-        old = {label: self._unit_features(images) for label, images in self._asked().items()}
+        asked, own = self._asked(), step.by_class()
+        old, new = self._features_by_class(asked), self._features_by_class(own)
         if not all(part.isfinite().all() for part in (*new.values(), *old.values())):
             raise TreeringError("the network gives features that are not finite for these images: choose another")
-        before = self._told_right(old)
+        before = self._said_before(asked, old) if old else None
         if step.new_classes:
             self.network.add_head(step.new_classes, self.generator)
-        self.statistics = self.statistics.added(*_stacked(new), self.network.classes)
-        at_hand = {label: torch.cat([part[label] for part in (old, new) if label in part]) for label in old | new}
-        solution = solve(self.statistics, *_stacked(at_hand), self._choices(), self.setting)
-        self.setting = solution.setting
-        with torch.no_grad():
-            self.network.weight[: self.network.classes] = self.setting.temperature * solution.weight.float()
-            self.network.bias[: self.network.classes] = self.setting.temperature * solution.bias.float()
-        self.left_out = LeftOut(before, self._right_by_class(solution, at_hand))
+        self.frozen.add(new)
+        at_hand = AtHand(step, asked, own, old, new, before)
+        self._distances = None
+        self.usual = unknown.usual(self._measure().left_out(*stacked(at_hand.features()))).cpu()
+        self.left_out = self._conclude(at_hand, self.frozen.log_probabilities(at_hand.features(), keep=True))
         self._store(step, new)
+
+    def _said_before(self, asked: Mapping[int, Tensor], features: Mapping[int, Tensor]) -> Tensor:
+        """Return what all other images say of each exemplar that is asked about, before the step."""
+        return self.frozen.log_probabilities(features, no_image(features))
+
+    def _conclude(self, at_hand: AtHand, said_NC: Tensor) -> LeftOut:
+        """Return what is said of the images at hand, given the log-probabilities of each by all others."""
+        exemplars, every = at_hand.exemplars(), torch.ones(len(said_NC), dtype=torch.bool)
+        return self._left_out(at_hand, said_NC, exemplars, every)
+
+    def _left_out(
+        self, at_hand: AtHand, said_NC: Tensor, exemplars_N: Tensor, measuring_N: Tensor, trial: Trial | None = None
+    ) -> LeftOut:
+        """Return for which class all others take the exemplars before and after the step, and the measuring images."""
+        labels, said = at_hand.labels(), said_NC.argmax(1).cpu()
+        can_N = (self.frozen.statistics.counts > 1).cpu()[labels]  # an only image of its class cannot be left out
+        before = torch.zeros_like(said)
+        if at_hand.before is not None:
+            before[at_hand.exemplars()] = at_hand.before.argmax(1).cpu()
+        old_N = exemplars_N & can_N
+        return LeftOut(
+            _by_class(before, labels, old_N),
+            _by_class(said, labels, old_N),
+            _by_class(said, labels, measuring_N & can_N),
+            trial,
+        )
 
     def prepare(self, images: int) -> None:
         """Prepare nothing: no update is captured, since nothing is trained."""
@@ -84,55 +198,55 @@ class ClosedForm(Method):
         asked = min(sum(memory.values()), MOST_EXEMPLARS_ASKED)
         ranked = sum(step[label] + memory[label] for label in step.keys() & memory.keys() if recipe.memory.size)
         images = sum(step.values()) + asked + ranked
-        return [StagePlan(images, images)]
+        return [StagePlan(images, images, trains=False)]
+
+    def _measure(self) -> Distances:
+        """Return what measures how far images are from the classes: by the network's last features."""
+        self._distances = self._distances or Distances(self.frozen.statistics, self.frozen.choices()[0])
+        return self._distances
+
+    @property
+    def usual_distances(self) -> Tensor:
+        return self.usual
+
+    def distances(self, images: Tensor) -> Tensor:
+        features_ND = F.normalize(self.network.predict_features(self.plain(images)))
+        return self._measure()(features_ND)
 
     def tensors(self) -> dict[str, Tensor]:
-        own = torch.tensor(self.setting, dtype=torch.float64), torch.tensor(sorted(self.summed), dtype=torch.int64)
-        return super().tensors() | self.statistics.tensors() | dict(zip(OWN, own, strict=True))
+        summed = torch.tensor(sorted(self.summed), dtype=torch.int64)
+        return super().tensors() | self.frozen.tensors() | {SUMMED: summed, DISTANCES: self.usual.clone()}
 
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        own = {name: tensors[name] for name in (*Statistics.NAMES, *OWN) if name in tensors}
+        own = {name: tensors[name] for name in (*Statistics.NAMES, SETTING, SUMMED, DISTANCES) if name in tensors}
         super().load_tensors(head_sizes, {name: tensor for name, tensor in tensors.items() if name not in own})
-        self.statistics = Statistics.of(own, self.network.feature_size, self.network.classes, self.network.device)
-        if not all(name in own for name in OWN) or own[OWN[0]].shape != (3,):
-            raise ValueError(f"{OWN[0]} differs")
-        choice, penalty, temperature = own[OWN[0]].tolist()
-        self.setting, self.summed = Setting(int(choice), penalty, temperature), set(own[OWN[1]].tolist())
+        if SUMMED not in own or own[SUMMED].dtype != torch.int64:
+            raise ValueError(f"{SUMMED} differs")
+        self.frozen.load_tensors(own)
+        self.summed = set(own[SUMMED].tolist())
+        if DISTANCES not in own or own[DISTANCES].dtype != torch.float64 or len(own[DISTANCES]) not in (0, QUANTILES):
+            raise ValueError(f"{DISTANCES} differs")
+        self.usual, self._distances = own[DISTANCES].cpu(), None
 
     def _not_summed_yet(self, step: Step) -> Step:
-        """Leave out images that the statistics have already; others could be told by their own copies."""
+        """Leave out images that the sums have already; others could be told by their own copies."""
+        keys = keys_of(step.labels.tolist(), step.images)
         rows = []
-        for row, (label, digest) in enumerate(zip(step.labels.tolist(), pixels.digests(step.images), strict=True)):
-            key = int.from_bytes(hashlib.sha256(b"%d %b" % (label, digest)).digest()[:8], signed=True)
+        for row, key in enumerate(keys):
             if key not in self.summed:
                 self.summed.add(key)
                 rows.append(row)
         chosen = torch.tensor(rows, dtype=torch.long, device=step.labels.device)
         return replace(step, images=step.images[chosen], labels=step.labels[chosen])
 
-    def _choices(self) -> list[slice]:
-        """Return which features may serve: all, or the network's last ones alone."""
-        last = getattr(self.network.features, "last_features", 0)
-        return [slice(-last, None), slice(None)] if last else [slice(None)]
-
-    def _told_right(self, features: Mapping[int, Tensor]) -> dict[int, list[bool]]:
-        """Tell for each of these images, which the statistics hold, whether all others tell it right."""
-        if not features:
-            return {}
-        found = solve(self.statistics, *_stacked(features), self._choices(), self.setting)
-        return self._right_by_class(found, features)
-
-    def _right_by_class(self, solution: Solution, features: Mapping[int, Tensor]) -> dict[int, list[bool]]:
-        """Tell for each image whether it is told right, but for those that are the only one of their class."""
-        said = solution.left_out.argmax(1).split([len(part) for part in features.values()])
-        found = zip(features, said, strict=True)
-        return {label: (part == label).tolist() for label, part in found if self.statistics.counts[label] > 1}
-
     def _asked(self) -> dict[int, Tensor]:
         """Return the best exemplars of each class, as many of each as may be asked about in all."""
         exemplars = self.memory.exemplars
         each = max(1, MOST_EXEMPLARS_ASKED // len(exemplars)) if exemplars else 0
         return {label: images[:each] for label, images in list(exemplars.items())[:MOST_EXEMPLARS_ASKED]}
+
+    def _features_by_class(self, images: Mapping[int, Images]) -> dict[int, Tensor]:
+        return {label: self._unit_features(part) for label, part in images.items()}
 
     def _unit_features(self, images: Images) -> Tensor:
         found = F.normalize(self.features(images))
@@ -153,7 +267,27 @@ class ClosedForm(Method):
             self.memory.store(label, pixels.tensor(candidates[label][ranking]).to(self.network.device))
 
 
-def _stacked(features: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+def stacked(features: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the features of all classes, and their labels."""
     labels = [torch.full((len(part),), label, device=part.device) for label, part in features.items()]
     return torch.cat(list(features.values())), torch.cat(labels)
+
+
+def keys_of(labels: Sequence[int], images: Images) -> list[int]:
+    """Return a number of 64 bits for each image, by its class and its pixels."""
+    return [
+        int.from_bytes(hashlib.sha256(b"%d %b" % (label, digest)).digest()[:8], signed=True)
+        for label, digest in zip(labels, pixels.digests(images), strict=True)
+    ]
+
+
+def no_image(features: Mapping[int, Tensor]) -> Tensor:
+    """Return the choice of no image."""
+    parts = list(features.values())
+    return torch.zeros(sum(map(len, parts)), dtype=torch.bool, device=parts[0].device)
+
+
+def _by_class(said_N: Tensor, labels_N: Tensor, chosen_N: Tensor) -> dict[int, list[int]]:
+    """Return what each chosen image is taken for, by class."""
+    chosen = {int(label): chosen_N & (labels_N == label) for label in labels_N.unique()}
+    return {label: said_N[rows].tolist() for label, rows in chosen.items() if rows.any()}

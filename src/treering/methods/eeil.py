@@ -32,7 +32,7 @@ class EEIL(Method):
         old_classes = network.classes
         first_step = old_classes == 0
         if step.new_classes:
-            network.add_head(step.new_classes, self.generator)
+            self.add_head(step.new_classes)
         images, labels = self.with_exemplars(step)
         training_set = self.training_set(images, labels, distilled_classes=old_classes)
 
@@ -52,6 +52,10 @@ class EEIL(Method):
 
         # Stage 4: old classes shrink from the end of their ranked lists, then the step's best images are stored [3.1].
         self.update_memory(candidates)
+
+    def add_head(self, classes: int) -> None:
+        """Add the head of a step's new classes."""
+        self.network.add_head(classes, self.generator)
 
     def loss(self, logits_NC: Tensor, labels_N: Tensor, targets_NC: Tensor, head_of_class_C: Tensor) -> Tensor:
         function = fused.cross_distilled if self.network.engine.kernels else losses.cross_distilled

@@ -22,6 +22,8 @@ class StagePlan:
     """The number of images that it trains on, after augmentation."""
     image_passes: int
     """The number of images that pass through the network in all its epochs."""
+    trains: bool = True
+    """Whether the network learns from them, rather than only seeing them."""
 
     @classmethod
     def of(cls, images: int, schedule: Schedule, recipe: Recipe) -> StagePlan:

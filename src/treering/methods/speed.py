@@ -16,10 +16,10 @@ from treering.recipe import Recipe
 TIMED_UPDATES = 3
 
 
-def images_per_second(recipe: Recipe, shape: Sequence[int], device: torch.device) -> float:
-    """Return how many blank images C x H x W per second the network trains on, or sees if it learns nothing."""
+def images_per_second(recipe: Recipe, shape: Sequence[int], device: torch.device, trains: bool = True) -> float:
+    """Return how many blank images C x H x W per second the recipe's network trains on, or only sees."""
     features = backbones.build(recipe.backbone, shape[0], 0, pretrained=False)
-    if not methods.find(recipe.method).trains:
+    if not trains:
         return _seen_per_second(features, shape, device)
     plain = Recipe(engine=recipe.engine)
     # Compilation takes a minute and brings a quarter more speed: too much for an estimate.

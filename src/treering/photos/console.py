@@ -7,13 +7,14 @@ from datetime import datetime
 from pathlib import Path
 
 from treering import methods
-from treering.core.metrics import interval
 from treering.evaluation import Evaluation
+from treering.methods.left_out import Trial
 from treering.photos import accuracies
 from treering.photos.accuracies import Course
 from treering.photos.holdout import ENOUGH_TO_HOLD_OUT
+from treering.photos.outcome import FEWEST_PHOTOS, Outcome, Score
 from treering.photos.overview import Overview
-from treering.photos.plan import Outcome, Plan
+from treering.photos.plan import Plan
 from treering.storage.check import Findings
 from treering.terminal import Table, Terminal
 from treering.words import counted, duration, shown
@@ -65,25 +66,36 @@ class Printer(Terminal):
     def outcome(self, outcome: Outcome, plan: Plan) -> None:
         """Print what a step has led to."""
         self.line(f"Step {plan.step} is learnt, in {duration(outcome.seconds)}.")
-        if outcome.accuracy is None:
+        for sentence in _trial(outcome.trial):
+            self.line(sentence)
+        score = outcome.all
+        if score is None:
             self.line("No image was held out, so its accuracy is not known.")
             return
-        what = "it was not trained on"
-        if plan.own_validation or outcome.left_out:
+        what = "that it was not trained on"
+        if plan.own_validation or (outcome.left_out and not (outcome.trial and outcome.trial.chosen != "frozen")):
             what = "of the validation folder" if plan.own_validation else "each told by all the others"
-        low, high = interval(outcome.accuracy, outcome.images)
-        some = outcome.measured_classes < outcome.classes
-        part = f", of {outcome.measured_classes} of the {outcome.classes} classes" if some else ""
-        self.line(
-            f"Accuracy on {_images(outcome.images)} {what}{part}: {outcome.accuracy:.1f} % ({low:.0f} to {high:.0f} %)"
+        some = len(outcome.after) < outcome.classes
+        part = f", of {len(outcome.after)} of the {outcome.classes} classes" if some else ""
+        low, high = score.range
+        right = f"{score.right} of {_images(score.images)}"
+        self.line(f"Accuracy: {right} {what}{part}: {score.percent:.1f} % ({low:.0f} to {high:.0f} %)")
+        if outcome.old:
+            before, now = outcome.old
+            self.line(f"  classes known before: {_of(now)} (before this step {_of(before)})")
+            if outcome.new:
+                self.line(f"  new classes: {_of(outcome.new)}")
+        self._list(f"{name} has fallen from {_of(was)} to {_of(now)}" for name, was, now in outcome.forgotten())
+        self._list(
+            f"{first} and {second} are most often taken for each other: {counted(count, 'time')}"
+            for first, second, count in outcome.confused()
         )
-        if outcome.old_after is not None and outcome.old_before is not None:
-            self.line(
-                f"  classes known before: {outcome.old_after:.1f} % (before this step {outcome.old_before:.1f} %)"
-            )
-        if outcome.new is not None and outcome.old_after is not None:
-            self.line(f"  new classes: {outcome.new:.1f} %")
-        self._list(f"{name} has fallen from {was:.0f} % to {now:.0f} %" for name, was, now in outcome.forgotten)
+        enough = f"about {FEWEST_PHOTOS} more would help most"
+        self._list(f"{name} has {counted(count, 'photo')}: {enough}" for name, count in outcome.needy())
+        if outcome.unequal():
+            largest, smallest = outcome.unequal() or ("", "")
+            times = f"{outcome.photos[largest]:,} photos, and {smallest} has {outcome.photos[smallest]:,}"
+            self.line(f"  {largest} has {times}: all classes count alike, but small ones are told less surely")
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Print the accuracy in all, on old and new classes, and on each class."""
@@ -186,6 +198,23 @@ class Printer(Terminal):
             self.line(f"  {line}")
         if len(lines) > MOST_LINES:
             self.line(f"  … and {len(lines) - MOST_LINES} more")
+
+
+def _of(score: Score) -> str:
+    return f"{score.percent:.1f} %, {score.right} of {score.images}"
+
+
+def _trial(trial: Trial | None) -> Iterator[str]:
+    """Yield a sentence that says whether training the network was worth it."""
+    if trial is None:
+        return
+    asked = f"of {_images(trial.images)} that it was not trained on"
+    if trial.chosen == "frozen":
+        yield f"Training the network did not help: {asked}, {trial.tuned} are right, and {trial.frozen} without it."
+        return
+    right = trial.tuned if trial.chosen == "tuned" else trial.both
+    together = ", together with the network as it came" if trial.chosen == "both" else ""
+    yield f"Training the network helped: {asked}, {right} are right{together}, and {trial.frozen} without it."
 
 
 def _memory(plan: Plan) -> Iterator[str]:

@@ -26,8 +26,9 @@ from treering.images.folders import ImageFolder, LoadedFolder
 from treering.learner import Learner
 from treering.photos import holdout, plan, settings
 from treering.photos.holdout import Division
-from treering.photos.plan import Outcome, Plan
-from treering.photos.settings import Wishes
+from treering.photos.outcome import Outcome, Said
+from treering.photos.plan import Plan
+from treering.photos.settings import Effort, Wishes
 from treering.photos.unfinished import Unfinished, of_photos
 from treering.runtime import pixels
 from treering.runtime.device import find_device
@@ -54,7 +55,8 @@ def learn(
     keep: int = model_folder.KEEP,
     seed: int = 0,
     device: str = "auto",
-    thorough: bool = False,
+    size: int | None = None,
+    effort: Effort = "usual",
     dry_run: bool = False,
     tell: Callable[[Plan], None] = lambda plan: None,
     progress: Progress = lambda what, done, total: None,
@@ -78,9 +80,11 @@ def learn(
         The number of earlier versions that stay for `undo`.
     seed, device : int, str
         As for `Learner`.
-    thorough : bool
-        Train a new model's network end to end rather than solve for a classifier of its features: worth its time for
-        photos unlike those of ImageNet.
+    size : int, optional
+        The side in pixels of the squares as which a new model holds and sees photos.
+    effort : {"usual", "fast", "thorough"}
+        How long a pretrained network is trained after the classifier of its features is solved: not at all if fast,
+        three times as long, and on any number of photos, if thorough. Training that does not help is thrown away.
     dry_run : bool
         Stop once `tell` has got the plan; nothing is learnt or written.
     tell : callable
@@ -96,13 +100,13 @@ def learn(
     path, folder = Path(path), Path(folder)
     found = folders.scan(folder)
     checks = folders.scan(Path(validation)) if validation else None
-    wishes = Wishes(backbone, memory, changes, seed, device, thorough)
+    wishes = Wishes(backbone, memory, changes, size, seed, device, effort)
     with _out_of_memory_told(path), contextlib.nullcontext() if dry_run else lock.writing(path):
         learner = settings.open_learner(path, wishes)
         disk = None if dry_run else path  # this disk must have room for the model anyway
-        lesson = _Lesson(path, learner, disk, own_validation=checks is not None)
+        lesson = _Lesson(path, learner, disk, effort, own_validation=checks is not None)
         photos = lesson.read(folder, found, functools.partial(progress, "reading"))
-        unfinished = Unfinished(path, learner, photos.fingerprint)
+        unfinished = Unfinished(path, learner, photos.fingerprint, lesson.training)
         if lesson.is_done(photos):
             tell(lesson.plan_of_done(photos))
             if not dry_run:
@@ -146,9 +150,10 @@ class _Photos:
 class _Lesson:
     """How a folder of photos becomes a step: the photos are read, divided, planned, trained on and committed."""
 
-    def __init__(self, path: Path, learner: Learner, disk: Path | None, own_validation: bool) -> None:
+    def __init__(self, path: Path, learner: Learner, disk: Path | None, effort: Effort, own_validation: bool) -> None:
         self.path, self.learner, self.disk, self.own_validation = path, learner, disk, own_validation
         self.model, self.recipe = learner.model, learner.resolved_recipe()
+        self.training = settings.training_of(self.recipe, effort)
         self.known = [str(name) for name in self.model.classes] if self.model else []
         self.channels, self.size = self.model.image_shape[:2] if self.model else (3, self.recipe.run.image_size)
 
@@ -191,14 +196,16 @@ class _Lesson:
     def plan(self, photos: _Photos, division: Division, resumed: bool) -> Plan:
         """Return what the step is going to be."""
         facts = self._facts(photos)
-        passes = plan.image_passes(self.model, self.recipe, division.names(photos.loaded))
+        recipe = replace(self.recipe, training=self.training)
+        stages = plan.stages(self.model, recipe, division.names(photos.loaded))
         return replace(
             facts,
             held_out=division.held_out,
             copies=division.copies,
             same=division.same,
-            image_passes=passes,
-            seconds=plan.seconds(passes, self.recipe, self.size, facts.device, later=bool(self.known)),
+            image_passes=sum(stage.image_passes for stage in stages),
+            trains=any(stage.trains for stage in stages),
+            seconds=plan.seconds(stages, recipe, self.size, facts.device, later=bool(self.known)),
             resumed=resumed,
         )
 
@@ -226,27 +233,34 @@ class _Lesson:
     def train(self, photos: _Photos, division: Division, resume: InFlight | None, watcher: Watcher) -> Outcome:
         """Learn the step, and measure what it has led to."""
         started, measured = time.monotonic(), division.measured
-        before = self._right_by_class({name: part for name, part in measured.items() if name in self.known})
+        before = self._said({name: part for name, part in measured.items() if name in self.known})
         step = photos.loaded.images[torch.tensor(division.trained)]
-        self.learner.learn(step, division.names(photos.loaded), resume, watcher)
+        self.learner.learn(step, division.names(photos.loaded), resume, watcher, self.training)
         model = self.learner.learnt_model()
         told = None if self.own_validation else model.method.left_out
         if told:
             names = [str(name) for name in model.classes]
-            before = {names[label]: right for label, right in told.before.items()}
-            after = {names[label]: right for label, right in told.after.items()}
-            # The exemplars come first: old classes are compared on the same photos before and after.
-            old_after = {name: after[name][: len(right)] for name, right in before.items()}
-        else:
-            after = self._right_by_class(measured)
-            old_after = {name: after[name] for name in before}
-        left_out, seconds = told is not None, time.monotonic() - started
-        return Outcome.of(len(model.classes), self.known, before, old_after, after, left_out, seconds)
 
-    def _right_by_class(self, measured: Mapping[str, Images]) -> dict[str, list[bool]]:
-        """Return, for each image of each class, whether the learner predicts its class."""
+            def named(said: Mapping[int, Sequence[int]]) -> Said:
+                return {names[label]: [names[other] for other in part] for label, part in said.items()}
+
+            before, old_after, after = named(told.before), named(told.old_after), named(told.after)
+        else:
+            after = self._said(measured)
+            old_after = {name: after[name] for name in before}
+        images = Counter[str]()
+        for record in model.history:
+            images.update({str(name): count for name, count in record["images"]})
+        trial = model.method.left_out.trial if model.method.left_out else None
+        seconds = time.monotonic() - started
+        return Outcome(
+            len(model.classes), self.known, before, old_after, after, told is not None, trial, images, seconds
+        )
+
+    def _said(self, measured: Mapping[str, Images]) -> Said:
+        """Return what the learner takes each image of each class for."""
         return {
-            name: [bool(said == name) for part in images.split(256) for said in self.learner.predict(part)]
+            name: [str(said) for part in images.split(256) for said in self.learner.predict(part)]
             for name, images in measured.items()
         }
 

@@ -6,15 +6,20 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from treering import methods
 from treering.errors import TreeringError
 from treering.learner import Learner
-from treering.recipe import Recipe, Run
+from treering.recipe import Recipe, Run, Schedule
 from treering.runtime.device import find_device
 from treering.storage import manifest
+
+Effort = Literal["fast", "usual", "thorough"]
+THOROUGH_EPOCHS = 3
+"""How many times as many epochs a thorough step has."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,12 @@ class Wishes:
     memory: int | None = None
     changes: Sequence[str] = ()
     """Further settings, written as in `Recipe.changed`."""
+    size: int | None = None
+    """The side of the squares as which a new model holds photos."""
     seed: int = 0
     device: str = "auto"
-    thorough: bool = False
-    """Whether a network that has seen ImageNet is trained end to end rather than used as it is."""
+    effort: Effort = "usual"
+    """How long a pretrained network is trained on this step: not at all, as long as usual, or three times as long."""
 
 
 def default_backbone() -> str:
@@ -37,14 +44,19 @@ def default_backbone() -> str:
     return "efficientnet-lite0" if all(map(importlib.util.find_spec, packages)) else "resnet18"
 
 
-def recipe_for(backbone: str, device: torch.device, memory: int | None = None, thorough: bool = False) -> Recipe:
+def recipe_for(backbone: str, device: torch.device, memory: int | None = None, size: int | None = None) -> Recipe:
     """Return the recipe for photos, which depends on whether the backbone is pretrained and on the device."""
-    trained = backbone == "efficientnet-lite0" or ":" in backbone
-    name = ("photos-end-to-end" if thorough else "photos") if trained else "photos-from-scratch"
-    recipe = replace(Recipe.find(name), backbone=backbone)
-    if device.type == "cuda" and name != "photos":  # it affords larger images and more epochs; compiling takes a minute
-        more = ["augmentation.crop_size=224", "run.image_size=256", "training.epochs=30", "training.drop_at=[15, 25]"]
-        recipe = recipe.changed(more if trained else more[:2])
+    pretrained = backbone == "efficientnet-lite0" or ":" in backbone
+    recipe = replace(Recipe.find("photos" if pretrained else "photos-from-scratch"), backbone=backbone)
+    side = size or recipe.run.image_size
+    crop = recipe.augmentation.crop_size
+    if not pretrained and device.type == "cuda":  # it affords larger images
+        side, crop = size or 256, 224
+    elif not pretrained and size:
+        crop = round(size * crop / recipe.run.image_size)
+    elif ":" in backbone:  # many networks of the libraries take images of one size only
+        crop = side
+    recipe = recipe.changed([f"run.image_size={side}", f"augmentation.crop_size={min(crop, side)}"])
     if memory is not None:
         recipe = replace(recipe, memory=replace(recipe.memory, size=memory))
     return recipe
@@ -57,11 +69,12 @@ def open_learner(path: Path, wishes: Wishes) -> Learner:
 
 def _new(wishes: Wishes) -> Learner:
     backbone, device = wishes.backbone or default_backbone(), find_device(wishes.device)
-    ready = recipe_for(backbone, device, wishes.memory, wishes.thorough)
+    ready = recipe_for(backbone, device, wishes.memory, wishes.size)
     recipe = ready.changed(wishes.changes)
     if recipe.backbone != ready.backbone:
         raise TreeringError(f"choose the backbone by --backbone {recipe.backbone}, which brings suitable settings")
     methods.find(recipe.method).check(recipe)
+    training_of(recipe, wishes.effort)  # raises where there is nothing to choose
     if replace(recipe.run, image_size=Run().image_size) != Run():
         raise TreeringError("of the settings under run only run.image_size counts here; --seed sets the seed")
     return Learner(recipe=recipe, seed=wishes.seed, device=wishes.device)
@@ -71,10 +84,11 @@ def _known(path: Path, wishes: Wishes) -> Learner:
     learner = Learner.load(path, device=wishes.device)
     recipe = learner.resolved_recipe()
     size = recipe.memory.size if wishes.memory is None else wishes.memory
-    if wishes.thorough and not methods.find(recipe.method).trains:
+    if wishes.size not in (None, recipe.run.image_size):
         raise TreeringError(
-            f"{path} was begun without --thorough, and goes on so: begin a new model to train end to end"
+            f"{path} holds images at {recipe.run.image_size} pixels: begin a new model for another --size"
         )
+    training_of(recipe, wishes.effort)
     wanted = replace(recipe, backbone=wishes.backbone or recipe.backbone, memory=replace(recipe.memory, size=size))
     wanted = wanted.changed(wishes.changes)
     if replace(wanted, memory=replace(wanted.memory, size=recipe.memory.size)) != recipe:
@@ -83,6 +97,18 @@ def _known(path: Path, wishes: Wishes) -> Learner:
     if not all(isinstance(name, str) for name in learner.learnt_model().classes):
         raise TreeringError(f"the classes of {path} are numbers, so folders of images cannot be added to it")
     return learner
+
+
+def training_of(recipe: Recipe, effort: Effort) -> Schedule:
+    """Return how long a step trains the recipe's network."""
+    if effort == "usual":
+        return recipe.training
+    if methods.find(recipe.method).trains:
+        raise TreeringError(f"--{effort} is for networks that have seen images before: set training.epochs instead")
+    if not recipe.training.epochs:
+        return recipe.training
+    epochs = 0 if effort == "fast" else THOROUGH_EPOCHS * recipe.training.epochs
+    return replace(recipe.training, epochs=epochs, most_images=0)
 
 
 def is_resized(learner: Learner) -> bool:

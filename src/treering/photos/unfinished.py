@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from treering.errors import is_out_of_memory
 from treering.learner import Learner
 from treering.methods.base import Method
 from treering.photos.settings import is_resized
+from treering.recipe import Schedule
 from treering.runtime import files
 from treering.runtime.device import find_device
 from treering.storage import names, resume
@@ -41,10 +43,12 @@ def of_photos(labels: Sequence[str], digests: Sequence[bytes], held_out: bool) -
 class Unfinished:
     """The saved state of a step that is being learnt, in the folder of its model."""
 
-    def __init__(self, path: Path, learner: Learner, photos: str) -> None:
-        self.path, self.learner = path, learner
+    def __init__(self, path: Path, learner: Learner, photos: str, training: Schedule) -> None:
+        self.path, self.learner, self.training = path, learner, training
         self.file, recipe = path / names.LEARNING, learner.resolved_recipe()
         before_it = _manifest(path).hex() if is_there(path) else recipe.to_toml()
+        if training != recipe.training:
+            photos += repr(training)
         resized = [str(recipe.memory.size)] if is_resized(learner) else []  # the manifest has the old size
         self.fingerprint = fingerprint(before_it, str(learner.seed), photos, *resized)
         """A digest of the model before the step, and of all that the step brings."""
@@ -69,9 +73,9 @@ class Unfinished:
             return None
 
     def _read(self, folder: Folder, new_classes: int) -> InFlight | None:
-        method, recipe = self._method(), self.learner.resolved_recipe()
+        method, recipe = self._method(), replace(self.learner.resolved_recipe(), training=self.training)
         classes = method.network.classes + new_classes
-        tensors, momenta = model.tensors_of(method, classes), model.momenta_of(method, classes)
+        tensors, momenta = model.trained_specs(method, classes), model.momenta_of(method, classes)
         one = sum(spec.bytes for spec in tensors.values()) + 4 * momenta + MOST_OF_GENERATOR
         content = folder.read(names.LEARNING, 8 + LARGEST_HEADER + 2 * one)
         parts, facts = resume.parse(content)

@@ -18,7 +18,6 @@ from treering.experiments.result import run_name
 from treering.recipe import Recipe
 from treering.words import shown
 
-
 Result = stored.Result
 """One result file, with its `variant`."""
 

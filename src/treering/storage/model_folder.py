@@ -259,14 +259,19 @@ def consistently(path: Path, read: Callable[[Folder, Manifest], Read]) -> Read:
 
 
 def weights_of(
-    folder: Folder, manifest: Manifest, expected: Mapping[str, stored.Spec], loose: Mapping[str, int]
+    folder: Folder,
+    manifest: Manifest,
+    expected: Mapping[str, stored.Spec],
+    loose: Mapping[str, int],
+    further: Mapping[str, stored.Spec],
 ) -> dict[str, Tensor]:
     """Read the weights; raise ValueError unless they are the tensors of these names, types and shapes.
 
-    `loose` names tensors that may have any number of rows up to the one that it gives.
+    `loose` names tensors that may have any number of rows up to the one that it gives. `further` ones may be there too,
+    all of them.
     """
     rows = sum(most * expected[name].bytes_of_row for name, most in loose.items())
-    most = 8 + stored.LARGEST_HEADER + rows + sum(spec.bytes for spec in expected.values())
+    most = 8 + stored.LARGEST_HEADER + rows + sum(spec.bytes for spec in (*expected.values(), *further.values()))
     file = folder.path / manifest.files.weights.name
     content = _read(folder, manifest.files.weights, most)
     try:
@@ -274,6 +279,7 @@ def weights_of(
     except ValueError as error:
         raise TreeringError(f"{file} is no file of weights, since {error}: {COPY}") from None
     found = header.specs
+    expected = {**expected, **further} if found.keys() & further.keys() else expected
     free = {name: found[name] for name in loose if name in found and found[name].is_like(expected[name])}
     stored.require_alike(found, {**expected, **free})
     try:

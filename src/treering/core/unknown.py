@@ -1,0 +1,73 @@
+"""How far an image is from the class it resembles most, so that one that resembles no class can be told.
+
+The distance is Mahalanobis's, by the covariance that all classes share; it needs the sums of `closed_form.py` alone.
+What is usual is known from images that are left out: each is measured by all others.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treering.core.closed_form import Statistics
+
+PENALTY = 1.5
+"""What is added to the diagonal of the scatter of features of length 1."""
+QUANTILES = 201
+"""How many quantiles of the usual distances are kept: the share of images that are refused may be any."""
+REFUSED = 0.05
+"""The share of images of known classes that are refused, unless the user wishes another."""
+
+
+class Distances:
+    """The distances of images to the nearest class mean, squared."""
+
+    def __init__(self, statistics: Statistics, chosen: slice = slice(None)) -> None:
+        self.chosen, self.counts = chosen, statistics.counts
+        self.means = statistics.means[:, chosen]
+        scatter = statistics.scatter[chosen, chosen]
+        scatter = scatter + PENALTY * torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
+        self.inverse = torch.linalg.inv(scatter)
+
+    def __call__(self, features_ND: Tensor) -> Tensor:
+        """Return the distance of each image to the nearest class."""
+        return self._to_classes(features_ND[:, self.chosen].double())[0].min(1).values
+
+    def left_out(self, features_ND: Tensor, labels_N: Tensor) -> Tensor:
+        """Return the distances of images that the sums hold, each as the sums would be without it.
+
+        Without image x of class y with n images, the mean of y moves away from x, and the scatter loses n / (n - 1)
+        times the outer product of x - mean with itself. Infinite for the only image of a class.
+        """
+        x_ND = features_ND[:, self.chosen].double()
+        distance_NC, x_inverse_ND = self._to_classes(x_ND)
+        own, counts_N = (torch.arange(len(labels_N), device=labels_N.device), labels_N), self.counts[labels_N]
+        rest_N = counts_N - 1
+        d_ND = x_ND - self.means[labels_N]
+        d_inverse_ND = x_inverse_ND - (self.means @ self.inverse)[labels_N]
+        d_d_N = (d_ND * d_inverse_ND).sum(1)
+        gain_N = 1 / (rest_N / counts_N - d_d_N).clamp_min(1e-6)
+        d_x_NC = (d_inverse_ND * x_ND).sum(1)[:, None] - d_inverse_ND @ self.means.T
+        distance_NC = distance_NC + gain_N[:, None] * d_x_NC.square()
+        distance_NC[own] = (counts_N / rest_N).square() * (d_d_N + gain_N * d_d_N.square())
+        return torch.where(rest_N > 0, distance_NC.min(1).values, torch.inf)
+
+    def _to_classes(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        x_inverse_ND = x_ND @ self.inverse
+        squares_C = ((self.means @ self.inverse) * self.means).sum(1)
+        return (x_inverse_ND * x_ND).sum(1)[:, None] - 2 * x_inverse_ND @ self.means.T + squares_C, x_inverse_ND
+
+
+def usual(distances_N: Tensor) -> Tensor:
+    """Return quantiles of the finite distances, from the least to the largest; none if there are none."""
+    finite_N = distances_N[distances_N.isfinite()]
+    if not len(finite_N):
+        return finite_N
+    return finite_N.quantile(torch.linspace(0, 1, QUANTILES, dtype=finite_N.dtype, device=finite_N.device))
+
+
+def threshold(usual_Q: Tensor, refused: float) -> float:
+    """Return the distance beyond which this share of the usual images lies; infinite for none."""
+    if not len(usual_Q) or not refused:
+        return float("inf")
+    return float(usual_Q.quantile(1 - refused))

@@ -1,0 +1,35 @@
+"""What the images of a step say of each other: each is told by all others, or by a network that never saw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How many of the images that training did not see are told right, by the network as it came, trained, and both."""
+
+    images: int
+    frozen: int
+    tuned: int
+    both: int
+    chosen: Literal["frozen", "tuned", "both"]
+    """What answers from now on."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The class for which all other images take each image that is asked about, exemplars included, by class.
+
+    Where a trained network answers, only images that it was not trained on are asked about.
+    """
+
+    before: dict[int, list[int]]
+    """Before the step, for exemplars of the classes known then."""
+    old_after: dict[int, list[int]]
+    """After the step, for the same exemplars."""
+    after: dict[int, list[int]]
+    """After the step, for all that can be asked."""
+    trial: Trial | None = None
+    """What training the network has brought, if it was trained."""

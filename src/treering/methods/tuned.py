@@ -1,0 +1,328 @@
+"""Photos: the closed form, and beside it a copy of its network that is trained end to end.
+
+Each step first solves the closed form. Then the paper's method (`eeil.py`) trains the copy: its heads start from a
+closed form, and batch normalisation keeps the statistics of its pretraining. Afterwards a closed form is solved on the
+trained features. One image in `JUDGING` of each class is never trained on: these judge whether the network as it came
+answers from now on, the trained one, or the mean of both. Training that diverges or does not help is thrown away.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treering.core import augment, backbones
+from treering.core.closed_form import Statistics, solve
+from treering.core.network import IncrementalNetwork
+from treering.core.trainer import DivergedError
+from treering.methods.base import Step
+from treering.methods.closed_form import AtHand, ClosedForm, Solved, keys_of, no_image, stacked, together_by_class
+from treering.methods.eeil import EEIL
+from treering.methods.left_out import LeftOut, Trial
+from treering.methods.plan import Counts, StagePlan
+from treering.recipe import Augmentation, Recipe, Schedule
+from treering.runtime.pixels import Images
+
+logger = logging.getLogger(__name__)
+
+JUDGING = 5
+"""One image in this many of each class is never trained on."""
+ROOM_TO_CROP = 9 / 8
+"""How much larger than its crops an image is held for training."""
+SHARES = {"frozen": 0.0, "both": 0.5, "tuned": 1.0}
+"""What can answer: how much the trained network's probabilities count."""
+PREFIX, JUDGES, SHARE = "tuned.", "statistics.judging", "tuned.share"
+"""The names of what is saved beside the closed form."""
+
+
+class Tuned(ClosedForm):
+    """The closed form of a network as it came and of a copy that is trained, whichever tells images better."""
+
+    any_number_of_rows = (*ClosedForm.any_number_of_rows, JUDGES)
+
+    def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
+        super().__init__(recipe, network, generator)
+        self.tuning = _FromClosedForm(recipe, _copied(network), generator)
+        self.tuned = Solved(self.tuning.network)
+        self.trainer = self.tuning.trainer
+        self.share = 0.0
+        """How much the trained network's probabilities count, from 0 to 1."""
+        self.judging: set[int] = set()
+        """The keys of the images that are never trained on."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.tuning.generator = self.generator
+
+    def _said_before(self, asked: Mapping[int, Tensor], features: Mapping[int, Tensor]) -> Tensor:
+        said = super()._said_before(asked, features)
+        if not self.share:
+            return said
+        return mixed(said, self.tuned.log_probabilities(self._trained(asked), no_image(features)), self.share)
+
+    def _conclude(self, at_hand: AtHand, said_NC: Tensor) -> LeftOut:
+        judging_N = self._judging(at_hand)
+        share_before, trial = self.share, None
+        schedule = self._schedule(at_hand)
+        if schedule.epochs:
+            trial, said_NC = self._train(at_hand, said_NC, judging_N, schedule)
+        elif self.share:
+            new = self._trained(at_hand.own)
+            self.tuned.network.set_heads(self.network.head_sizes)
+            self.tuned.add(new)
+            features = together_by_class(self._trained(at_hand.asked), new)
+            tuned_NC = self.tuned.log_probabilities(features, judging_N, keep=True)
+            said_NC = mixed(said_NC, tuned_NC, self.share)
+        exemplars, seen = at_hand.exemplars(), ~judging_N.cpu()
+        measuring = torch.ones_like(seen)
+        if share_before or self.share:  # what was trained on tells too much of itself
+            exemplars = exemplars & ~seen
+        if self.share:
+            measuring = ~seen
+        return self._left_out(at_hand, said_NC, exemplars, measuring, trial)
+
+    def _schedule(self, at_hand: AtHand) -> Schedule:
+        """Return how long this step trains, which needs exemplars of every old class."""
+        old, memory = self.network.classes - at_hand.step.new_classes, self.memory.exemplars
+        schedule = self.recipe.training.bounded(len(at_hand.step.images) + len(self.memory))
+        enough = set(range(old)) <= memory.keys() and self.recipe.memory.size > 0
+        return schedule if enough else replace(schedule, epochs=0)
+
+    def _judging(self, at_hand: AtHand) -> Tensor:
+        """Choose some of the step's images to judge; return which of the images at hand do."""
+        keys: dict[int, list[int]] = {}
+        for label, images in at_hand.own.items():
+            keys[label] = keys_of([label] * len(images), images)
+            self.judging.update(sorted(keys[label])[: len(images) // JUDGING])
+        old = {label: keys_of([label] * len(images), images) for label, images in at_hand.asked.items()}
+        every = [key for label in at_hand.features() for key in (*old.get(label, ()), *keys.get(label, ()))]
+        return torch.tensor([key in self.judging for key in every], device=self.network.device)
+
+    def _train(
+        self, at_hand: AtHand, frozen_NC: Tensor, judging_N: Tensor, schedule: Schedule
+    ) -> tuple[Trial | None, Tensor]:
+        """Train the copy and choose what answers; return the trial, and what all others then say of each image."""
+        memory, step = self.memory.exemplars, at_hand.step
+        self.tuning.memory.exemplars = {
+            label: self.tuning.held(images[self._trainable(label, images)]) for label, images in memory.items()
+        }
+        taught = {label: images[self._trainable(label, images)] for label, images in at_hand.own.items()}
+        images = torch.cat([self.tuning.held(part) for part in taught.values()])
+        labels = torch.cat([torch.full((len(part),), label) for label, part in taught.items()]).to(step.labels.device)
+        self.tuning.recipe = replace(self.recipe, training=schedule)
+        self.tuning.network.set_heads(self.network.head_sizes[:-1] if step.new_classes else self.network.head_sizes)
+        try:
+            self.tuning.learn_step(Step(images, labels, step.new_classes))
+            old, new = self._trained(memory), self._trained(at_hand.own)
+            if not all(part.isfinite().all() for part in (*old.values(), *new.values())):
+                raise DivergedError
+        except DivergedError:
+            logger.warning("training the network on these images diverged, so it stays as it came")
+            self._untrain()
+            return None, frozen_NC
+        finally:
+            self.tuning.memory.exemplars = {}
+        self.tuned.statistics = Statistics.empty(self.tuned.network.feature_size, self.network.device)
+        features = together_by_class(old, new)
+        self.tuned.add(features)
+        rows = self._rows(at_hand, features)
+        judging = torch.zeros(sum(map(len, features.values())), dtype=torch.bool, device=self.network.device)
+        judging[rows] = judging_N
+        tuned_NC = self.tuned.log_probabilities(features, judging, keep=True)[rows]
+        trial = tried(frozen_NC, tuned_NC, at_hand.labels().to(self.network.device), judging_N)
+        self.share = SHARES[trial.chosen] if trial else 0.0
+        if not self.share:
+            self._untrain()
+        return trial, mixed(frozen_NC, tuned_NC, self.share)
+
+    def _rows(self, at_hand: AtHand, features: Mapping[int, Tensor]) -> Tensor:
+        """Return where the images at hand stand among those of `features`, which has all exemplars of each class."""
+        rows, start = [], {}
+        total = 0
+        for label, part in features.items():
+            start[label], total = total, total + len(part)
+        for label, part in at_hand.features().items():
+            old, new = len(at_hand.old.get(label, ())), len(at_hand.new.get(label, ()))
+            end = start[label] + len(features[label])
+            rows += [*range(start[label], start[label] + old), *range(end - new, end)]
+            assert len(part) == old + new
+        return torch.tensor(rows, device=self.network.device)
+
+    def _trainable(self, label: int, images: Images) -> Tensor:
+        return torch.tensor([key not in self.judging for key in keys_of([label] * len(images), images)])
+
+    def _trained(self, images: Mapping[int, Images]) -> dict[int, Tensor]:
+        """Return the features of whole images by the trained network."""
+        found = {}
+        for label, part in images.items():
+            pieces = [
+                self.tuned.network.predict_features(self.plain(piece)) for piece in part.split(4 * augment.PHOTOS)
+            ]
+            found[label] = F.normalize(torch.cat(pieces))
+            self.trainer.passed(len(part))
+        return found
+
+    def _untrain(self) -> None:
+        """Give the copy the weights of the network as it came."""
+        self.share = 0.0
+        self.tuned.network.features.load_state_dict(self.network.features.state_dict())
+        self.tuned.network.mean_image.copy_(self.network.mean_image.mean((1, 2), keepdim=True))
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        pixels = self.plain(images)
+        parts = {self.network: 1 - self.share, self.tuned.network: self.share}
+        said = [share * network.predict_logits(pixels).softmax(1) for network, share in parts.items() if share]
+        return torch.stack(said).sum(0)
+
+    def answering(self) -> nn.Module:
+        """Return a module that maps images to the logarithms of their probabilities."""
+        return _Both(self.network, self.tuned.network, self.share) if self.share else self.network
+
+    @classmethod
+    def plan_step(cls, recipe: Recipe, step: Counts, memory: Counts) -> list[StagePlan]:
+        """Plan the closed form and, if it trains, the training and what goes before and after it."""
+        stages = super().plan_step(recipe, step, memory)
+        total = sum(step.values()) + sum(memory.values())
+        schedule = recipe.training.bounded(total)
+        if not schedule.epochs or not recipe.memory.size:
+            return stages
+        trained, kept = ({label: count - count // JUDGING for label, count in part.items()} for part in (step, memory))
+        around = StagePlan(total, total + sum(trained.values()) + sum(kept.values()), trains=False)
+        return [*stages, *EEIL.plan_step(replace(recipe, training=schedule), trained, kept), around]
+
+    def tensors(self) -> dict[str, Tensor]:
+        judges = {JUDGES: torch.tensor(sorted(self.judging), dtype=torch.int64)}
+        if not self.share:
+            return super().tensors() | judges
+        return super().tensors() | judges | self.further_tensors()
+
+    def further_tensors(self) -> dict[str, Tensor]:
+        own = self.tuned.network.tensors() | self.tuned.tensors() | {"share": torch.tensor(self.share)}
+        return {PREFIX + name: tensor for name, tensor in own.items()}
+
+    def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+        own = {name.removeprefix(PREFIX): part for name, part in tensors.items() if name.startswith(PREFIX)}
+        others = {name: part for name, part in tensors.items() if not name.startswith(PREFIX) and name != JUDGES}
+        super().load_tensors(head_sizes, others)
+        if JUDGES not in tensors or tensors[JUDGES].dtype != torch.int64:
+            raise ValueError(f"{JUDGES} differs")
+        self.judging = set(tensors[JUDGES].tolist())
+        if not own:
+            self._untrain()
+            return
+        if "share" not in own or own["share"].ndim or float(own["share"]) not in SHARES.values():
+            raise ValueError(f"{SHARE} differs")
+        self.share = float(own.pop("share"))
+        sums = {name: own.pop(name) for name in list(own) if name.startswith("statistics.")}
+        try:
+            self.tuned.network.load_tensors(head_sizes, own)
+            self.tuned.load_tensors(sums)
+        except ValueError as error:
+            raise ValueError(f"{PREFIX}{error}") from None
+
+
+class _FromClosedForm(EEIL):
+    """The paper's method, with heads that start from a closed form of the images at hand."""
+
+    unit_features = True
+
+    def held(self, images: Images) -> Tensor:
+        """Return images as they are held for training, a little larger than the crops."""
+        size = round(ROOM_TO_CROP * self.recipe.augmentation.crop_size)
+        settings = Augmentation(kind="photo", crop_size=size)
+        parts = [augment.plain(part.to(self.network.device), settings) for part in images.split(4 * augment.PHOTOS)]
+        return torch.cat(parts) if parts else self.network.mean_image.new_zeros(0)
+
+    def learn_step(self, step: Step) -> None:
+        old, new = self.memory.exemplars, step.by_class()
+        features = {label: F.normalize(self.features(part)) for label, part in self._both(old, new).items()}
+        self.trainer.passed(sum(map(len, features.values())))
+        classes = self.network.classes + step.new_classes
+        x_ND, labels_N = stacked(features)
+        sums = Statistics.empty(self.network.feature_size, self.network.device).added(x_ND, labels_N, classes)
+        self.start = solve(sums, x_ND, labels_N)
+        self._set_heads()
+        super().learn_step(step)
+
+    def _both(self, old: Mapping[int, Tensor], new: Mapping[int, Images]) -> dict[int, Tensor]:
+        return together_by_class(old, {label: part for label, part in new.items() if isinstance(part, Tensor)})
+
+    def add_head(self, classes: int) -> None:
+        super().add_head(classes)
+        self._set_heads()
+
+    def _set_heads(self) -> None:
+        """Set all heads to the closed form's."""
+        classes, temperature = self.network.classes, self.start.setting.temperature
+        with torch.no_grad():
+            self.network.weight[:classes] = temperature * self.start.weight[:classes].float()
+            self.network.bias[:classes] = temperature * self.start.bias[:classes].float()
+
+    def update_memory(self, candidates: dict[int, Images]) -> None:
+        """Store nothing: the exemplars are those of the closed form."""
+
+
+class _Both(nn.Module):
+    """The mean of two networks' probabilities."""
+
+    def __init__(self, frozen: IncrementalNetwork, tuned: IncrementalNetwork, share: float) -> None:
+        super().__init__()
+        self.frozen, self.tuned, self.share = frozen, tuned, share
+
+    def forward(self, images: Tensor) -> Tensor:
+        frozen, tuned = (network(images)[:, : self.frozen.classes].softmax(1) for network in (self.frozen, self.tuned))
+        return ((1 - self.share) * frozen + self.share * tuned).clamp_min(1e-30).log()
+
+
+def _copied(network: IncrementalNetwork) -> IncrementalNetwork:
+    """Return a network for training, with a copy of the features and no heads yet."""
+    features = copy.deepcopy(network.features)
+    size = network.feature_size
+    if isinstance(features, backbones.Pretrained) and features.last_features:
+        size = features.last_features
+        features.use_stages(False)
+    mean = network.mean_image.mean((1, 2), keepdim=True)
+    twin = IncrementalNetwork(
+        features,
+        size,
+        mean,
+        network.pixel_scale,
+        network.engine,
+        network.draws,
+        unit_features=True,
+        fixed_statistics=True,
+    )
+    return twin.to(network.device).eval()
+
+
+def mixed(frozen_NC: Tensor, tuned_NC: Tensor, share: float) -> Tensor:
+    """Return the logarithms of the mean of two networks' probabilities, of which the second has this share."""
+    return ((1 - share) * frozen_NC.exp() + share * tuned_NC.exp()).log()
+
+
+def tried(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> Trial | None:
+    """Choose what answers by the images that judge; without any there is no trial.
+
+    The trained network answers, alone or with the other, if the judges' mean loss is less by more than its standard
+    error and no fewer of them are told right.
+    """
+    if not judging_N.any():
+        return None
+    labels = labels_N[judging_N]
+    said = {name: mixed(frozen_NC, tuned_NC, share)[judging_N] for name, share in SHARES.items()}
+    right = {name: int((part.argmax(1) == labels).sum()) for name, part in said.items()}
+    loss_N = {name: F.nll_loss(part.clamp_min(-20), labels, reduction="none") for name, part in said.items()}
+    weight_N = 1 / labels.bincount()[labels].double()  # each class counts alike
+    better: list[Literal["both", "tuned"]] = ["both", "tuned"]
+    chosen = min(better, key=lambda name: float((weight_N * loss_N[name]).sum()))
+    gain_N = weight_N / weight_N.mean() * (loss_N["frozen"] - loss_N[chosen])
+    error = float(gain_N.std()) / len(gain_N) ** 0.5 if len(gain_N) > 1 else float("inf")
+    helps = float(gain_N.mean()) > error and right[chosen] >= right["frozen"]
+    return Trial(len(labels), right["frozen"], right["tuned"], right["both"], chosen if helps else "frozen")
