@@ -29,7 +29,7 @@ from treering import Learner, TreeringError
 from treering.images import files as images
 from treering.images import folders
 from treering.photos import learn as photos
-from treering.photos.plan import Outcome
+from treering.photos.outcome import Outcome
 from treering.runtime import pixels
 from treering.storage.folder import Folder
 

@@ -423,9 +423,10 @@ def test_recipes_for_photos_follow_the_network():
     cpu = torch.device("cpu")
     for name in ("efficientnet-lite0", "timm:x", "torchvision:y"):
         recipe = settings.recipe_for(name, cpu, memory=7)
-        assert (recipe.backbone, recipe.method, recipe.memory.size) == (name, "closed-form", 7)
-        recipe = settings.recipe_for(name, cpu, memory=7, thorough=True)
-        assert (recipe.backbone, recipe.method, recipe.training.epochs) == (name, "eeil", 12)
+        assert (recipe.backbone, recipe.method, recipe.memory.size) == (name, "tuned", 7)
+        assert (recipe.run.image_size, recipe.augmentation.crop_size) == (224, 224 if ":" in name else 128)
+        smaller = settings.recipe_for(name, cpu, size=96)
+        assert (smaller.run.image_size, smaller.augmentation.crop_size) == (96, 96)
     assert settings.recipe_for("resnet18", cpu).training.epochs == 40
     assert settings.recipe_for("resnet18", torch.device("cuda")).augmentation.crop_size == 224
 

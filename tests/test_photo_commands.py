@@ -76,7 +76,7 @@ def test_learn_says_what_it_found_and_what_came_of_it(tmp_path: Path) -> None:
     ]
     assert any(line.startswith("It keeps at most 6 images of each class") for line in lines)
     assert any(re.fullmatch(r"Step 1 is learnt, in \d+ s\.", line) for line in lines)
-    assert any(line.startswith("Accuracy on 2 images it was not trained on: ") for line in lines)
+    assert any(re.match(r"Accuracy: \d of 2 images that it was not trained on: ", line) for line in lines)
     second = write_photos(tmp_path / "second", {"owl": 11, "dog": 5})
     done = command("learn", tmp_path / "model", second, "--device", "cpu")
     assert f"{second} has 1 new class with 11 images and 1 known class with 5 images." in done.out.splitlines()
@@ -88,7 +88,7 @@ def test_learn_says_what_it_found_and_what_came_of_it(tmp_path: Path) -> None:
     assert [record["new_classes"] for record in history] == [["cat", "dog"], ["owl"]]
     measured = history[1]["accuracy"]
     assert measured["images"] == 3, "a cat and a dog of the first step, an owl; the dogs' share is full"
-    assert f"Accuracy on 3 images it was not trained on: {measured['all']:.1f} %" in done.out
+    assert f"of 3 images that it was not trained on: {measured['all']:.1f} %" in done.out
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_validation_folder_measures_and_nothing_is_held_out(tmp_path: Path) ->
             np.stack([image_files.read(file, 20) for file in sorted((checks / name).iterdir())])
         )
     )
-    assert f"Accuracy on 5 images of the validation folder: {100 * right / 5:.1f} %" in done.out
+    assert f"Accuracy: {right} of 5 images of the validation folder: {100 * right / 5:.1f} %" in done.out
     assert manifest(tmp_path / "model")["files"]["held_out"] == [[], []]
 
 
@@ -154,9 +154,9 @@ def test_held_out_images_that_a_smaller_memory_has_no_room_for_are_told(place: P
     assert "It keeps at most 1 image of each class." in done.out
     assert "Dropped, because the memory has no more room for held-out images: 3 images." in done.out
     assert "No image is held out: no part of the memory is set aside for it." in done.out
-    assert "Accuracy on 3 images it was not trained on, of 3 of the 4 classes: " in done.out
+    assert " of 3 images that it was not trained on, of 3 of the 4 classes: " in done.out
     done = command("learn", tmp_path / "model", fourth, "--memory", 10, "--device", "cpu")
-    assert "Accuracy on 1 image it was not trained on, of 1 of the 5 classes: " in done.out
+    assert " of 1 image that it was not trained on, of 1 of the 5 classes: " in done.out
     few = write_photos(tmp_path / "few", {"fly": 2})
     done = command("learn", tmp_path / "model", few, "--dry-run", "--device", "cpu")
     assert "No image is held out: that takes classes of 5 images or more." in done.out

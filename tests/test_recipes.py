@@ -63,7 +63,7 @@ stanford-dogs-icarl 2682412a
 imagenet100-lwf-mc 6143f74b
 imagenet1000-lwf-mc a2c8c4b0
 mini-imagenet-10 0d9a2fa4
-photos fca77625
+photos 72f7a920
 photos-end-to-end 52855d7a
 photos-from-scratch ac212327
 """

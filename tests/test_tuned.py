@@ -18,7 +18,8 @@ from torch import Tensor
 from treering import Augmentation, Budget, Learner, Optimizer, Schedule, TreeringError
 from treering.core.trainer import EpochReport, InFlight
 from treering.methods import Tuned, closed_form, tuned
-from treering.methods.base import Step, Trial
+from treering.methods.base import Step
+from treering.methods.left_out import Trial
 from treering.runtime import pixels
 
 FIRST, SECOND = examples({"cat": 12, "dog": 11}), examples({"owl": 10, "cat": 6}, seed=1)

@@ -310,8 +310,8 @@ def mixed(frozen_NC: Tensor, tuned_NC: Tensor, share: float) -> Tensor:
 def tried(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> Trial | None:
     """Choose what answers by the images that judge; without any there is no trial.
 
-    The trained network answers, alone or with the other, if the judges' mean loss is less by more than its standard
-    error and no fewer of them are told right.
+    Both networks answer together rather than the one that came, and the trained one alone rather than both, if the
+    judges' mean loss becomes less by more than the standard error and no fewer of them are told right.
     """
     if not judging_N.any():
         return None
@@ -320,9 +320,11 @@ def tried(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tens
     right = {name: int((part.argmax(1) == labels).sum()) for name, part in said.items()}
     loss_N = {name: F.nll_loss(part.clamp_min(-20), labels, reduction="none") for name, part in said.items()}
     weight_N = 1 / labels.bincount()[labels].double()  # each class counts alike
+    chosen: Literal["frozen", "both", "tuned"] = "frozen"
     better: list[Literal["both", "tuned"]] = ["both", "tuned"]
-    chosen = min(better, key=lambda name: float((weight_N * loss_N[name]).sum()))
-    gain_N = weight_N / weight_N.mean() * (loss_N["frozen"] - loss_N[chosen])
-    error = float(gain_N.std()) / len(gain_N) ** 0.5 if len(gain_N) > 1 else float("inf")
-    helps = float(gain_N.mean()) > error and right[chosen] >= right["frozen"]
-    return Trial(len(labels), right["frozen"], right["tuned"], right["both"], chosen if helps else "frozen")
+    for other in better:
+        gain_N = weight_N / weight_N.mean() * (loss_N[chosen] - loss_N[other])
+        error = float(gain_N.std()) / len(gain_N) ** 0.5 if len(gain_N) > 1 else float("inf")
+        if float(gain_N.mean()) > error and right[other] >= right[chosen]:
+            chosen = other
+    return Trial(len(labels), right["frozen"], right["tuned"], right["both"], chosen)
