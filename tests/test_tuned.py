@@ -83,7 +83,7 @@ def test_training_that_does_not_help_leaves_the_closed_form_as_it_is(monkeypatch
     assert all(torch.equal(mine[name], part) for name, part in theirs.items())
 
 
-@pytest.mark.parametrize("settings", [{"lr": 1e30}, {"lr": 1e12}])
+@pytest.mark.parametrize("settings", [{"lr": 1e15}, {"lr": 1e10}])
 def test_training_that_diverges_is_thrown_away(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     wild = {"optimizer": replace(SETTINGS["optimizer"], kind="sgd", clip=0.0)}
     one = learner(training=Schedule(epochs=3, **settings), **wild).partial_fit(*FIRST)
