@@ -25,6 +25,7 @@ from treering.images import folders as images
 from treering.methods import speed
 from treering.photos import overview
 from treering.prediction import Prediction
+from treering.storage import model_folder
 
 CLASSES = ["cat", "dog", "owl"]
 
@@ -505,6 +506,26 @@ def test_the_sizes_add_up_to_the_folder(place: Path) -> None:
     on_disk = {file for file in (place / "model").rglob("*") if file.is_file()}
     assert sum(found.bytes_by_kind.values()) == sum(file.stat().st_size for file in on_disk)
     assert found.bytes_by_kind["weights"] == sum(file.stat().st_size for file in (place / "model").glob("weights*"))
+
+
+@pytest.mark.parametrize(("saved", "said"), [(True, "has learnt the step"), (False, "is as it was: run the same")])
+def test_an_interrupted_learn_says_which_model_is_there(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool, said: str
+) -> None:
+    shutil.copytree(place / "model", tmp_path / "model")
+    write_photos(tmp_path / "more", {"fox": 5})
+    replace = model_folder.replace
+
+    def interrupted(*arguments: Any) -> None:
+        if saved:
+            replace(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model_folder, "replace", interrupted)
+    done = command("learn", tmp_path / "model", tmp_path / "more", "--device", "cpu")
+    assert done.code == 130
+    assert said in done.err
+    assert ("fox" in Learner.load(tmp_path / "model").classes_) == saved
 
 
 def test_info_says_that_a_step_was_interrupted(place: Path) -> None:

@@ -170,10 +170,12 @@ def learn(
     from treering.photos import learn as photos
     from treering.photos.console import Printer
     from treering.photos.plan import Plan
+    from treering.storage import lock
 
     if fast and thorough:
         raise TreeringError("--fast and --thorough exclude each other: give one of them")
     printer = Printer(console)
+    before = lock.version(model)
     plans: list[Plan] = []
 
     def tell(plan: Plan) -> None:
@@ -181,6 +183,8 @@ def learn(
         printer.plan(plan, model, folder)
 
     def interrupted() -> str:
+        if lock.version(model) != before:
+            return f"interrupted; {model} has learnt the step"
         saved = (model / ".learning").exists()
         where = "to go on from the last saved state" if saved else "to begin the step again"
         return f"interrupted; {model} is as it was: run the same command again {where}"

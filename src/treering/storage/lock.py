@@ -18,11 +18,11 @@ LOCK, NOTE = ".lock", ".writer"
 def writing(path: Path) -> Iterator[None]:
     """Be the folder's only writer; it is created if it does not exist, and removed again if it stays empty."""
     made = not files.exists(path)
-    before = _version(path)
+    before = version(path)
     try:
         _make_folder(path)
         with file_lock.held(path / LOCK, path / NOTE):
-            before = _version(path)
+            before = version(path)
             try:
                 yield
             finally:
@@ -33,7 +33,7 @@ def writing(path: Path) -> Iterator[None]:
         raise TreeringError(f"{holder} is writing {path}: wait until it has ended, then try again") from None
     except OSError as error:
         reason = error.strerror or error
-        if _version(path) == before:
+        if version(path) == before:
             raise TreeringError(f"cannot save to {path}: {reason}; what it held before is intact") from error
         raise TreeringError(f"{path} was changed, but may not survive a power failure: {reason}") from error
     finally:
@@ -42,7 +42,7 @@ def writing(path: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def _version(path: Path) -> tuple[int, int, int] | None:
+def version(path: Path) -> tuple[int, int, int] | None:
     """Return what tells one manifest of the folder from another: each is a file of its own."""
     try:
         found = (path / manifests.NAME).lstat()
