@@ -791,7 +791,7 @@ import sys
 from pathlib import Path
 import fuzz_models
 
-records = fuzz_models.fuzz(60, 7, Path(sys.argv[1]))
+records = fuzz_models.fuzz(60, 7, Path(sys.argv[1]), workers=2)
 wrong = [record for record in records if record["wrong"]]
 sys.stdout.write(f"{len(records)} {wrong}")
 """

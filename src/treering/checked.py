@@ -19,7 +19,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 from treering.errors import TreeringError
 
@@ -54,38 +54,46 @@ def brief(value: Any) -> str:
         return "a number of more than 4,300 digits"
 
 
+def _refuse(name: str, kind: str, value: Any) -> NoReturn:
+    raise TreeringError(f"{name} must be {kind}, not {brief(value)}")
+
+
 def checked(value: Any, hint: Any, name: str) -> Any:
     """Return `value` as one of type `hint`, or raise an error that names it."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
+    if hint is Any or (hint is str and type(value) is str):
         return value
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return checked(value, next((one for one in arguments if _suits(value, one)), arguments[0]), name)
     if origin is tuple:
-        require(isinstance(value, list | tuple), f"{name} must be a list, not {brief(value)}")
+        if not isinstance(value, list | tuple):
+            _refuse(name, "a list", value)
         numbered = arguments[0] not in KINDS
         return tuple(
             checked(item, arguments[0], f"{name}[{index}]" if numbered else name) for index, item in enumerate(value)
         )
     if origin is dict:
-        require(isinstance(value, Mapping), f"{name} must be a table, not {brief(value)}")
+        if not isinstance(value, Mapping):
+            _refuse(name, "a table", value)
         return {
             checked(key, arguments[0], f"a name in {name}"): checked(item, arguments[1], f"{name}.{key}")
             for key, item in value.items()
         }
     if origin is Literal:
-        require(value in arguments, f"{name} must be one of {', '.join(map(repr, arguments))}, not {brief(value)}")
+        if value not in arguments:
+            _refuse(name, f"one of {', '.join(map(repr, arguments))}", value)
     elif issubclass(hint, Checked):
         if isinstance(value, Mapping):
             return hint.of(value, f"{name}.")
-        require(isinstance(value, hint), f"{name} must be {hint.described(name)}, not {brief(value)}")
+        if not isinstance(value, hint):
+            _refuse(name, hint.described(name), value)
     elif hint in (int, float) and isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):  # of a whole number that is larger than every float
             if abs(value) < LARGEST if hint is int else math.isfinite(value):
                 return hint(value)
-        raise TreeringError(f"{name} must be a finite number, not {brief(value)}")
-    else:
-        require(type(value) is hint, f"{name} must be {KINDS[hint]}, not {brief(value)}")
+        _refuse(name, "a finite number", value)
+    elif type(value) is not hint:
+        _refuse(name, KINDS[hint], value)
     return value
 
 
@@ -103,6 +111,15 @@ def _suits(value: Any, hint: Any) -> bool:
 def _hints(checked_class: type[Checked]) -> dict[str, Any]:
     hints = typing.get_type_hints(checked_class)
     return {field.name: hints[field.name] for field in dataclasses.fields(checked_class)}
+
+
+@functools.cache
+def _fields(checked_class: type[Checked]) -> dict[str, bool]:
+    """Return the names of the fields, and whether each may be left out."""
+    return {
+        field.name: (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+        for field in dataclasses.fields(checked_class)
+    }
 
 
 @dataclass(frozen=True)
@@ -128,13 +145,14 @@ class Checked:
     @classmethod
     def of(cls, table: Any, where: str = "") -> Self:
         """Return what the table of a file describes; errors begin with `where`."""
-        require(isinstance(table, Mapping), f"{where.rstrip('.') or 'it'} must be a table, not {brief(table)}")
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        for name in table:
-            require(cls.tolerant or name in fields, f"{where}{brief(name)} is not known")
-        for name, field in fields.items():
-            optional = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
-            require(optional or name in table, f"{where}{name} is missing")
+        if not isinstance(table, Mapping):
+            _refuse(where.rstrip(".") or "it", "a table", table)
+        fields = _fields(cls)  # type: ignore[arg-type]  # a class can be hashed
+        if not cls.tolerant and table.keys() - fields.keys():
+            raise TreeringError(f"{where}{brief(min(table.keys() - fields.keys(), key=str))} is not known")
+        for name, optional in fields.items():
+            if name not in table and not optional:
+                raise TreeringError(f"{where}{name} is missing")
         try:
             return cls(**{name: table[name] for name in fields if name in table})
         except TreeringError as error:

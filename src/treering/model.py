@@ -31,7 +31,7 @@ from treering.storage import check as checks
 from treering.storage import model_folder, resume
 from treering.storage import tensors as stored
 from treering.storage.folder import Folder
-from treering.storage.manifest import COPY, NAME, Manifest
+from treering.storage.manifest import COPY, LONGEST_SIDE, NAME, Manifest
 from treering.storage.model_folder import Content
 from treering.storage.tensors import Spec
 
@@ -57,6 +57,14 @@ class Model:
     """One record per step."""
     held_out: dict[int, Tensor] = field(default_factory=dict)
     """The images of each column that only measure the accuracy and are never trained on."""
+
+    def __post_init__(self) -> None:
+        _, height, width = input_shape(self.method.recipe, self.image_shape)
+        if height * width > MOST_PIXELS or max(self.image_shape[1:]) > LONGEST_SIDE:
+            raise TreeringError(
+                f"images of {height} x {width} pixels are too large for a network: give smaller ones, "
+                f"of {MOST_PIXELS:,} pixels at most"
+            )
 
     def sorted_columns(self) -> list[int]:
         """Return the columns of the classes in the order in which users see them."""
@@ -195,10 +203,7 @@ def recipe_of(folder: Folder, manifest: Manifest) -> Recipe:
     try:
         recipe = Recipe.from_dict(manifest.recipe)
         _, height, width = input_shape(recipe, manifest.image_shape)
-        require(
-            height * width <= MOST_PIXELS,
-            f"its network sees {height} x {width} pixels, which are more than {MOST_PIXELS:,}",
-        )
+        require(height * width <= MOST_PIXELS, f"its network sees {height} x {width} pixels, which are too many")
         methods.find(recipe.method).check(recipe)
     except TreeringError as error:
         raise TreeringError(f"the recipe in {folder.path / NAME} is of no model: {error}") from None

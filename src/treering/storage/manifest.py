@@ -48,15 +48,14 @@ class Entry(Checked):
     sha256: str
 
     def _check_ranges(self) -> None:
-        require(
-            re.fullmatch("[0-9a-f]{64}", self.sha256) is not None,
-            f"sha256 must be 64 hexadecimal digits, not {brief(self.sha256)}",
-        )
+        if not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise TreeringError(f"sha256 must be 64 hexadecimal digits, not {brief(self.sha256)}")
 
     def require_name(self, what: str, pattern: re.Pattern[str], start: str = "") -> None:
         """Raise unless treering gives such a name to such a file with this checksum."""
         fits = pattern.fullmatch(self.name) and self.name.startswith(start) and f"-{self.sha256[:12]}." in self.name
-        require(bool(fits), f"{what}.name is {brief(self.name)}, which treering does not name such a file")
+        if not fits:
+            raise TreeringError(f"{what}.name is {brief(self.name)}, which treering does not name such a file")
 
 
 @dataclass(frozen=True)

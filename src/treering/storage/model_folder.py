@@ -351,17 +351,14 @@ def _read(folder: Folder, entry: Entry, most: int) -> bytes:
 
 def _read_by(folder: Folder, entry: Entry, read: Callable[[], tuple[Read, str]]) -> Read:
     """Return what `read` gives beside the checksum of a file, if the checksum is right."""
-    file = folder.path / entry.name
     try:
         content, checksum = read()
     except FileNotFoundError:
-        raise TreeringError(
-            f"{file} is missing: the model folder was not copied completely; restore that file"
-        ) from None
+        what = "is missing: the model folder was not copied completely; restore that file"
+        raise TreeringError(f"{folder.path / entry.name} {what}") from None
     except OSError as error:
-        raise TreeringError(f"cannot read {file}: {error.strerror}") from None
+        raise TreeringError(f"cannot read {folder.path / entry.name}: {error.strerror}") from None
     if checksum != entry.sha256:
-        raise TreeringError(
-            f"{file} is damaged (its checksum differs): restore that file from a copy of the model folder"
-        )
+        what = "is damaged (its checksum differs): restore that file from a copy of the model folder"
+        raise TreeringError(f"{folder.path / entry.name} {what}")
     return content

@@ -7,6 +7,7 @@ checked, as all are: no training is longer than the recipe's, and all tensors ar
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -114,10 +115,14 @@ def to_bytes(tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> bytes:
         seal = user_key.sealed(checksum.encode())
     except OSError as error:
         seal = ""
-        where, reason = error.filename or "the user's state folder", error.strerror or error
-        logger.warning("no key can be kept in %s (%s): after an interruption the step begins anew", where, reason)
+        _warn_once(str(error.filename or "the user's state folder"), str(error.strerror or error))
     metadata = {"facts": json.dumps(facts), "checksum": checksum, "seal": seal}
     return safetensors.torch.save(content, metadata)
+
+
+@functools.cache
+def _warn_once(where: str, reason: str) -> None:
+    logger.warning("no key can be kept in %s (%s): after an interruption the step begins anew", where, reason)
 
 
 def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
