@@ -15,7 +15,7 @@ from treering.core.metrics import interval
 from treering.methods import speed
 from treering.photos import accuracies
 from treering.photos.accuracies import Course, courses
-from treering.photos.plan import Outcome
+from treering.photos.outcome import Outcome
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +73,8 @@ def test_a_class_falls_if_it_loses_more_than_chance_explains(counts: list[Any], 
 
 
 def test_an_outcome_counts_the_images_of_each_class() -> None:
-    after = {"cat": [True, False, True], "dog": [False], "owl": []}
-    outcome = Outcome.of(3, ["cat"], {"cat": [True] * 3}, {"cat": [True] * 3}, after, False, 1.0)
+    said = {"cat": ["cat", "dog", "cat"], "dog": ["cat"], "owl": []}
+    outcome = Outcome(3, ["cat"], {}, {}, said, False, None, {"cat": 3, "dog": 1, "owl": 1}, 1.0)
     record = json.loads(json.dumps(outcome.for_history()))
     assert record["classes"] == {"cat": [2, 3], "dog": [0, 1]}
     assert {"all", "old", "old_before", "new", "images"} <= record.keys()

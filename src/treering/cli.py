@@ -30,12 +30,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _limit_threads(count: int | None) -> int | None:
-    if count:
-        threads.limit(count)
-    return count
-
-
 @app.callback()
 def treering_command(
     context: typer.Context,
@@ -63,7 +57,7 @@ Data = Annotated[Path, typer.Option(help="Folder that holds the datasets.")]
 Results = Annotated[Path, typer.Option(help="Folder of the result files.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Threads = Annotated[int | None, typer.Option(min=1, callback=_limit_threads, help="Threads to compute and read with.")]
+Threads = Annotated[int | None, typer.Option(min=1, callback=threads.limit, help="Threads to compute and read with.")]
 AtOnce = Annotated[int, typer.Option(min=1, max=MOST_AT_ONCE, help="Runs that a GPU trains together.")]
 
 
@@ -262,6 +256,7 @@ def info(
     picture: Annotated[Path | None, typer.Option(help="Draw each class's accuracy over time to this PNG file.")] = None,
 ) -> None:
     """Show what a model knows and keeps."""
+    from treering import evaluation
     from treering.learner import Learner
     from treering.photos import accuracies, overview
     from treering.photos.console import Printer
@@ -270,7 +265,7 @@ def info(
     if gallery:
         files.require_png(gallery)
     if picture:
-        accuracies.require_drawing(picture)
+        evaluation.require_drawing(picture)
     printer = Printer(console)
     found = overview.of(model)
     printer.overview(found)
@@ -283,10 +278,7 @@ def info(
 
 
 @app.command()
-def export(
-    model: ModelPath,
-    out: Annotated[Path, typer.Argument(help="OUT.onnx or OUT.pt2")],
-) -> None:
+def export(model: ModelPath, out: Annotated[Path, typer.Argument(help="OUT.onnx or OUT.pt2")]) -> None:
     """Write the model as one file for other programs, checked against the model first."""
     from treering.export import require_name
     from treering.learner import Learner

@@ -21,13 +21,15 @@ def sleep_soon() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
-def limit(threads: int) -> None:
-    """Have this process compute with so many threads, and read files with no more."""
+def limit(threads: int | None) -> int | None:
+    """Have this process compute with so many threads, and read files with no more; None leaves all as it is."""
     global _most
-    _most = threads
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # PyTorch reads it when it is loaded
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
+    if threads:
+        _most = threads
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # PyTorch reads it when it is loaded
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)
+    return threads
 
 
 def at_most(threads: int) -> int:
