@@ -2,8 +2,9 @@
 
 Of all images ever shown it needs a Gram matrix, and a sum and a count for each class. So a step costs time by its own
 images alone, and the sums do not depend on the order of steps. Each class counts alike, however many
-images it has. Penalty and temperature are those under which every image at hand is best told by all others: leaving one
-image out changes the solution by terms of rank one, so that this costs no more than the solution itself.
+images it has: chance makes the mean of few images longer than that of many, which the bias of a class makes up for.
+Penalty and temperature are those under which every image at hand is best told by all others: leaving one image out
+changes the solution by terms of rank one, so that this costs no more than the solution itself.
 """
 
 from __future__ import annotations
@@ -137,19 +138,26 @@ def solve(
     serving = range(len(choices)) if choosing else [setting.choice]
     parts = {number: _in_own_directions(statistics, features_ND, choices[number]) for number in serving}
     if choosing:
-        counts_N, tried = statistics.counts[labels_N[some]], []
+        tried = []
         for number, (values_D, _, x_ND, means_CD) in parts.items():
             for penalty in PENALTIES:
-                scores_NC = _left_out(x_ND[some], labels_N[some], means_CD, counts_N, 1 / (values_D + penalty))
+                scores_NC = _left_out(statistics, x_ND[some], labels_N[some], means_CD, values_D, penalty)
                 loss, temperature = _best_temperature(scores_NC, labels_N[some])
                 tried.append((loss, Setting(number, penalty, temperature)))
         setting = min(tried)[1]
     values_D, vectors_DD, x_ND, means_CD = parts[setting.choice]
     inverse_D = 1 / (values_D + setting.penalty)
-    left_out_NC = _left_out(x_ND, labels_N, means_CD, statistics.counts[labels_N], inverse_D)
+    left_out_NC = _left_out(statistics, x_ND, labels_N, means_CD, values_D, setting.penalty)
     scaled_CD, weight_CD = means_CD * inverse_D, torch.zeros_like(statistics.sums)
     weight_CD[:, choices[setting.choice]] = scaled_CD @ vectors_DD.T
-    return Solution(weight_CD, -0.5 * (scaled_CD * means_CD).sum(1), setting, left_out_NC)
+    squares_C = (scaled_CD * means_CD).sum(1) - _chance(inverse_D, setting.penalty, statistics) / statistics.counts
+    return Solution(weight_CD, -0.5 * squares_C, setting, left_out_NC)
+
+
+def _chance(inverse_D: Tensor, penalty: float, statistics: Statistics) -> Tensor:
+    """Return by how much chance lengthens the square of a mean of one image; that of n images has an n-th of it."""
+    images, classes = float(statistics.counts.sum()), len(statistics.counts)
+    return (1 - penalty * inverse_D).sum() / max(images - classes, 1)
 
 
 def _to_choose_by(statistics: Statistics, labels_N: Tensor, judging_N: Tensor | None = None) -> Tensor:
@@ -187,13 +195,16 @@ def _best_temperature(scores_NC: Tensor, labels_N: Tensor) -> tuple[float, float
     return min(losses), losses[min(losses)]
 
 
-def _left_out(x_ND: Tensor, labels_N: Tensor, means_CD: Tensor, counts_N: Tensor, inverse_D: Tensor) -> Tensor:
-    """Return the scores of each image by the solution without it, given the inverse in the scatter's own directions.
+def _left_out(
+    statistics: Statistics, x_ND: Tensor, labels_N: Tensor, means_CD: Tensor, values_D: Tensor, penalty: float
+) -> Tensor:
+    """Return the scores of each image by the solution without it, given all in the scatter's own directions.
 
     Without image x of class y with n images, the mean m of y becomes m - d / (n - 1) with d = x - m, and the scatter
     loses n / (n - 1) times the outer product of d with itself. `products` below are with the inverse in between.
     """
     own = torch.arange(len(labels_N), device=labels_N.device), labels_N
+    inverse_D, counts_N = 1 / (values_D + penalty), statistics.counts[labels_N]
     rest_N = (counts_N - 1).clamp_min(1)
     mean_mean_CC = (means_CD * inverse_D) @ means_CD.T
     x_mean_NC = (x_ND * inverse_D) @ means_CD.T
@@ -208,6 +219,11 @@ def _left_out(x_ND: Tensor, labels_N: Tensor, means_CD: Tensor, counts_N: Tensor
     stretch_N = 1 + gain_N * d_d_N
     own_x_N = x_mean_NC[own] - d_x_N * stretch_N / rest_N
     own_square_N = squares_NC[own] - (2 * d_mean_NC[own] - d_d_N / rest_N) * stretch_N / rest_N
-    scores_NC = x_mean_NC - 0.5 * squares_NC
-    scores_NC[own] = own_x_N - 0.5 * own_square_N
+    # The trace of the inverse without the image, and with it what chance adds to the squares of means.
+    d_ND = x_ND - means_CD[labels_N]
+    trace_N = inverse_D.sum() + gain_N * (d_ND * inverse_D).square().sum(1)
+    images, classes = float(statistics.counts.sum()), len(statistics.counts)
+    chance_N = (len(inverse_D) - penalty * trace_N) / max(images - 1 - classes, 1)
+    scores_NC = x_mean_NC - 0.5 * (squares_NC - chance_N[:, None] / statistics.counts)
+    scores_NC[own] = own_x_N - 0.5 * (own_square_N - chance_N / rest_N)
     return scores_NC
