@@ -171,9 +171,10 @@ class Folder:
             _flush("..", self._handle)  # names the model folder, which may be new
 
     def remove(self, name: str) -> None:
-        """Remove a file, or the link that is in its place; it may be gone already."""
+        """Remove a file, or the link that is in its place; it may be gone already, and a folder stays."""
         with contextlib.suppress(FileNotFoundError), self._holder(name) as (holder, last):
-            os.unlink(last, dir_fd=holder)
+            if not stat.S_ISDIR(os.stat(last, dir_fd=holder, follow_symlinks=False).st_mode):
+                os.unlink(last, dir_fd=holder)
 
     def remove_folder(self, name: str) -> None:
         """Remove a folder if it is empty."""

@@ -34,7 +34,7 @@ LARGEST, LARGEST_HISTORY = 2**26, 2**28
 """The most bytes of a manifest and of a history."""
 MOST_CHANNELS, LONGEST_SIDE = 4, 4096
 """The bounds of a model's images."""
-MOST_STEPS = 1_000_000
+MOST_STEPS = 100_000
 COPY = "restore it from a copy of the model folder"
 Label = str | int | float | bool
 """The types of labels that JSON gives back as they were."""
