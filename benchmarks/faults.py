@@ -6,7 +6,8 @@
 After each failure the model folder must hold the old or the new model, whole, and what was printed must be true: a
 command that ended well has left the new model, one that says the old model is there has left the old one, and nobody
 sees a traceback. Then the same command must work, and leave no unfinished file. A photo that cannot be read is left out
-and told, so such a learn may leave another model. Linux only; attaching to a process needs the right to do so.
+and told, so such a learn may leave another model. Ctrl-C goes on to the next command. Linux only; attaching to a process
+needs the right to do so.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ WRITING += "mkdir mkdirat rmdir"
 SYSTEM_CALLS = sorted({*READING.split(), *WRITING.split()})
 ERRORS = {"EIO": SYSTEM_CALLS, "ENOSPC": sorted(WRITING.split()), "EINTR": SYSTEM_CALLS}
 """The errors, and the calls that fail with each."""
-LONGEST = 60.0
+LONGEST = 600.0
 """Seconds after which a command is said to hang."""
 CHANGES = (
     *("training.epochs=1", "training.drop_at=[]", "balanced.epochs=1", "balanced.drop_at=[]"),
@@ -270,9 +271,8 @@ def judged(command: Command, path: Path, state: str, code: int | None, said: str
             yield "unfinished files stay"
 
 
-def explore(command: Command, place: Path, every: int) -> Found:
+def explore(found: Found, command: Command, place: Path, every: int) -> None:
     """Have each call of a command fail with each error."""
-    found = Found()
     counts = counted(command, place / "counted")
     for error, calls in ERRORS.items():
         for call in calls:
@@ -293,7 +293,6 @@ def explore(command: Command, place: Path, every: int) -> Found:
                 where = f"{call} {number} {error} ({hit[0][:200]}), which said {said.strip()[-600:]!r}"
                 found.violations += [f"{problem}: {where}" for problem in wrong]
                 found.left[f"exit code {code}, {state} model"] += 1
-    return found
 
 
 def main() -> None:
@@ -314,8 +313,9 @@ def main() -> None:
         with (place / "printed").open("w") as printed, contextlib.redirect_stdout(printed):
             commands = prepared(place, options.commands)
         for command in commands:
-            begun = time.monotonic()
-            found = explore(command, place / command.name, options.every)
+            begun, found = time.monotonic(), Found()
+            with contextlib.suppress(KeyboardInterrupt):
+                explore(found, command, place / command.name, options.every)
             facts[command.name] = {
                 "trials": found.trials,
                 "calls that failed": dict(sorted(found.failures.items())),

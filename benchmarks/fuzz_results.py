@@ -5,8 +5,8 @@
 Results are mutated byte by byte or value by value, some with a checksum made anew, and go through `treering report` and
 `treering run`. States of interrupted runs and steps are mutated likewise, and the same commands go on from them. Each
 command is a process of its own with a limit to its memory. A finding is a traceback, anything printed that steers a
-terminal, a command that takes more than `SECONDS` or ends by a signal, or a damaged state that leads to another end
-than the whole one. Ctrl-C ends the trials early. Linux only.
+terminal, a command that computes for more than `SECONDS` or ends by a signal, or a damaged state that leads to another
+end than the whole one. Ctrl-C ends the trials early. Linux only.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from mutations import mutated_result, mutated_state
 from PIL import Image
 
 from treering import Learner, Recipe, cli, data
@@ -41,30 +42,12 @@ from treering.experiments import stored
 from treering.methods import speed
 from treering.photos import learn as photos
 from treering.report import figures
-from treering.storage import resume
 
-SECONDS = 20.0
+SECONDS, PATIENCE = 20, 600.0
+"""The seconds that a command may compute, and those that it may take on a machine with much else to do."""
 MEMORY = 2 * 2**30
 """The bytes that a command may have beyond those of the process that it comes from."""
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-HOSTILE: list[Any] = [
-    *(None, True, -1, 0, 1, 2**31, 2**63, 10**400, -0.0, 1e308, 0.5, float("nan"), float("inf"), "", "\x1b[31m\u202e"),
-    *(
-        "x" * 10_000,
-        "../../x",
-        "\x00",
-        "\udc80",
-        "NaN",
-        [],
-        [[]],
-        [None],
-        [[1.0]],
-        {},
-        {"a": {}},
-        [0] * 1000,
-        [1e9] * 3,
-    ),
-]
 DRAWN = 20
 """Every so-manieth report draws its figures, which takes most of a report's time."""
 TOML = """
@@ -100,132 +83,28 @@ class Tried:
     findings: list[str] = field(default_factory=list)
 
 
-def mutated_bytes(content: bytes, draw: random.Random) -> bytes:
-    """Change some bytes."""
-    changed = bytearray(content)
-    for _ in range(draw.choice((1, 1, 1, 3, 20))):
-        at = draw.randrange(len(changed) + 1)
-        kind = draw.randrange(6)
-        if kind == 0 and changed:
-            changed[at % len(changed)] ^= 1 << draw.randrange(8)
-        elif kind == 1:
-            changed[at:at] = draw.randbytes(draw.choice((1, 8, 300)))
-        elif kind == 2:
-            del changed[at : at + draw.choice((1, 8, 300))]
-        elif kind == 3:
-            del changed[at:]
-        elif kind == 4:
-            changed[at:at] = changed[at : at + 100]
-        else:
-            changed[at : at + 1] = draw.choice(
-                (b"[" * 1000, b"9" * 5000, b"\xff", b"\x00", b"\x1b[31m", b"{", b'"', b"-")
-            )
-    return bytes(changed)
-
-
-def mutated_value(value: Any, draw: random.Random) -> Any:
-    """Change something somewhere in the value of a JSON file."""
-    if draw.random() < 0.25 or not value or not isinstance(value, dict | list):
-        return draw.choice(HOSTILE)
-    if isinstance(value, dict):
-        name = draw.choice(list(value))
-        if draw.random() < 0.2:
-            return {key: item for key, item in value.items() if key != name}
-        return value | {draw.choice((name, name, name, "\x1b\u202e")): mutated_value(value[name], draw)}
-    at = draw.randrange(len(value))
-    kept = draw.choice(([], value[: at + 1], [*value[:at], mutated_value(value[at], draw), *value[at + 1 :]]))
-    return [*kept, *value] if draw.random() < 0.1 else kept
-
-
-def mutated_result(content: bytes, draw: random.Random) -> bytes:
-    """Change a result file, with or without a right checksum."""
-    if draw.random() < 0.3:
-        return mutated_bytes(content, draw)
-    result = {name: value for name, value in json.loads(content).items() if name != "checksum"}
-    name = draw.choice(list(result))
-    changed = result | {name: mutated_value(result[name], draw)}
-    if draw.random() < 0.1:
-        del changed[name]
-    if draw.random() < 0.3:
-        with contextlib.suppress(ValueError):
-            changed["checksum"] = stored.checksum(changed)
-    with contextlib.suppress(ValueError, UnicodeEncodeError):
-        return json.dumps(changed).encode()
-    return b"{}"
-
-
-def mutated_state(content: bytes, draw: random.Random) -> tuple[bytes, bool]:
-    """Change the state of an unfinished step; also return whether its checksum was made anew."""
-    size = int.from_bytes(content[:8], "little")
-    header, rest = json.loads(content[8 : 8 + size]), content[8 + size :]
-    kind = draw.randrange(5)
-    if kind == 0:
-        return mutated_bytes(content, draw), False
-    if kind == 1:  # in the part before the tensors
-        return content[:8] + mutated_bytes(content[8 : 8 + size], draw) + rest, False
-    if kind == 2:
-        packed = json.dumps(mutated_value(header, draw)).encode("utf-8", "surrogatepass")
-        return len(packed).to_bytes(8, "little") + packed + rest, False
-    facts, tensors = json.loads(header["__metadata__"]["facts"]), _tensors(header, rest)
-    if kind == 3:
-        facts = mutated_value(facts, draw)
-    else:
-        name = draw.choice(list(tensors))
-        tensors[name] = draw.choice((_other_numbers, _other_shape, _other_kind))(tensors[name])
-    try:
-        return resume.to_bytes(tensors, facts), True
-    except (ValueError, TypeError, RuntimeError):
-        return b"", False
-
-
-def _tensors(header: dict[str, Any], rest: bytes) -> dict[str, torch.Tensor]:
-    kinds = {"F32": torch.float32, "U8": torch.uint8, "I64": torch.int64, "F64": torch.float64}
-    found = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            start, end = entry["data_offsets"]
-            numbers = bytearray(rest[start:end])
-            flat = torch.frombuffer(numbers, dtype=kinds[entry["dtype"]]) if numbers else torch.zeros(0)
-            found[name] = flat.view(entry["shape"])
-    return found
-
-
-def _other_numbers(tensor: torch.Tensor) -> torch.Tensor:
-    changed = tensor.clone()
-    if tensor.numel():
-        changed.view(-1)[0] = float("nan") if tensor.is_floating_point() else 255
-    return changed
-
-
-def _other_shape(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.flatten()[:-1].clone()
-
-
-def _other_kind(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.float64 if tensor.dtype == torch.float32 else torch.float32)
-
-
 def command(arguments: Sequence[object], printed: Path, drawn: bool = True) -> tuple[str, str, float]:
     """Do `treering ARGUMENTS` in a process of its own; return what came of it, what it printed, and its time."""
     begun, process = time.monotonic(), os.fork()
     if not process:
         _be_command(arguments, printed, drawn)
-    while time.monotonic() - begun < SECONDS:
-        found, status = os.waitpid(process, os.WNOHANG)
+    while time.monotonic() - begun < PATIENCE:
+        found, status, usage = os.wait4(process, os.WNOHANG)
         if found:
-            code = os.waitstatus_to_exitcode(status)
+            code, seconds = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
             break
         time.sleep(0.002)
     else:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-        code = -1
-    return f"exit code {code}", printed.read_text(errors="surrogateescape"), time.monotonic() - begun
+        code, seconds = -1, PATIENCE
+    return f"exit code {code}", printed.read_text(errors="surrogateescape"), seconds
 
 
 def _be_command(arguments: Sequence[object], printed: Path, drawn: bool) -> None:
     base = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (base + MEMORY, base + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     sys.stdout = sys.stderr = printed.open("w", errors="surrogateescape")
     sys.argv = ["treering", *map(str, arguments)]
     if not drawn:
