@@ -6,8 +6,8 @@
 After each failure the model folder must hold the old or the new model, whole, and what was printed must be true: a
 command that ended well has left the new model, one that says the old model is there has left the old one, and nobody
 sees a traceback. Then the same command must work, and leave no unfinished file. A photo that cannot be read is left out
-and told, so such a learn may leave another model. Ctrl-C goes on to the next command. Linux only; attaching to a process
-needs the right to do so.
+and told, so such a learn may leave another model. Ctrl-C goes on to the next command. Linux only; attaching to another
+process must be allowed.
 """
 
 from __future__ import annotations
