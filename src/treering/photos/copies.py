@@ -104,11 +104,10 @@ def small(images: Tensor) -> Small:
     planes = images.cpu().contiguous().numpy()
     if images.shape[1] == 1:
         planes = planes.repeat(3, 1)
-    reduced = [
-        [np.asarray(Image.fromarray(plane).resize((SIDE, SIDE), Image.Resampling.BOX)) for plane in image]
-        for image in planes
-    ]
-    colours = torch.from_numpy(np.array(reduced)).float()
+    reduced = np.empty((*planes.shape[:2], SIDE, SIDE), np.float32)
+    for place in np.ndindex(planes.shape[:2]):
+        reduced[place] = Image.fromarray(planes[place]).resize((SIDE, SIDE), Image.Resampling.BOX)
+    colours = torch.from_numpy(reduced)
     grey = torch.einsum("nchw,c->nhw", colours, torch.tensor([0.299, 0.587, 0.114]))
     tint = F.avg_pool2d(colours[:, [2, 0]] - grey[:, None], SIDE // TINTS)
     return Small(grey.round().to(torch.uint8), tint)
