@@ -5,7 +5,9 @@ Images come from NumPy's RandomState. Test files import these helpers: `from con
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,9 +28,19 @@ from treering.core.trainer import EpochReport, Watcher
 from treering.methods import Method
 
 torch.set_num_threads(1)
-_STATE = tempfile.TemporaryDirectory()
-os.environ["XDG_STATE_HOME"] = _STATE.name
-"""The key of whoever runs the tests is none of their business."""
+
+
+def _use_a_key_of_our_own() -> None:
+    """Keep the tests from the key of whoever runs them; processes that a test starts share the test's key."""
+    mark = "treering-tests-"
+    if mark in os.environ.get("XDG_STATE_HOME", ""):
+        return
+    state, process = tempfile.mkdtemp(prefix=mark), os.getpid()
+    os.environ["XDG_STATE_HOME"] = state
+    atexit.register(lambda: shutil.rmtree(state, ignore_errors=True) if os.getpid() == process else None)
+
+
+_use_a_key_of_our_own()
 
 # The same examples each time, however slow the machine: `pytest --hypothesis-profile explore` looks for others.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
