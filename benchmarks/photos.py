@@ -5,8 +5,8 @@
 DIR has train/<class>/<photo> and val/<class>/<photo>. A draw is of CLASSES of its classes, of TRAIN and VAL photos of
 each (without TRAIN nine in ten of those there are), and of the order of classes. treering learns four steps: first two
 thirds of the classes, one of them with half of its photos; then the others but one; then that one, of which it gets six
-photos; then the other half. It does so as usual and with --fast. Its rivals see all of these photos at once, or `KEPT` of
-each class: three of scikit-learn's classifiers on features of the same network at 224 pixels, and a plain loop that
+photos; then the other half. It does so as usual and with --fast. Its rivals see all of these photos at once, or `KEPT`
+of each class: three of scikit-learn's classifiers on features of the same network at 224 pixels, and a plain loop that
 trains the network.
 
 FILE.json is written after each draw of each set; draws that it has are not done again.

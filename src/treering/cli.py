@@ -137,7 +137,7 @@ def learn(
     model: ModelPath,
     folder: Annotated[Path, typer.Argument(help="FOLDER/<class>/<image>", readable=False)],
     backbone: Annotated[
-        str | None, typer.Option(help="efficientnet-lite0, resnet18, resnet32, timm:NAME or torchvision:NAME.")
+        str | None, typer.Option(help="efficientnet-lite0 to -lite2, resnet18, resnet32, timm:NAME, torchvision:NAME.")
     ] = None,
     memory: Annotated[
         int | None,

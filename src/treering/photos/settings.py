@@ -11,12 +11,15 @@ from typing import Literal
 import torch
 
 from treering import methods
+from treering.core import backbones
 from treering.errors import TreeringError
 from treering.learner import Learner
 from treering.recipe import Recipe, Run, Schedule
 from treering.runtime.device import find_device
 from treering.storage import manifest
 
+SIDES = {"efficientnet-lite1": 240, "efficientnet-lite2": 260}
+"""The side at which a network learnt its weights, where it is not that of the recipe."""
 Effort = Literal["fast", "usual", "thorough"]
 THOROUGH_EPOCHS = 3
 """How many times as many epochs a thorough step has."""
@@ -46,9 +49,9 @@ def default_backbone() -> str:
 
 def recipe_for(backbone: str, device: torch.device, memory: int | None = None, size: int | None = None) -> Recipe:
     """Return the recipe for photos, which depends on whether the backbone is pretrained and on the device."""
-    pretrained = backbone == "efficientnet-lite0" or ":" in backbone
+    pretrained = backbone in backbones.LITE or ":" in backbone
     recipe = replace(Recipe.find("photos" if pretrained else "photos-from-scratch"), backbone=backbone)
-    side = size or recipe.run.image_size
+    side = size or SIDES.get(backbone, recipe.run.image_size)
     crop = recipe.augmentation.crop_size
     if not pretrained and device.type == "cuda":  # it affords larger images
         side, crop = size or 256, 224
