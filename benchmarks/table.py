@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pages
@@ -61,30 +63,47 @@ def scaling() -> str:
 
 
 def photo_sets() -> str:
-    """Return a table of the accuracy on each set of photos: treering's, and that of classifiers of frozen features."""
-    sets = measured("frozen_features")["sets"]
+    """Return a table of the accuracy on each set of photos, treering's and that of others: means over the draws."""
+    sets = _photos()
     lines = [f"| right in % | {' | '.join(sets)} |", f"| --- | {' | '.join('---:' for _ in sets)} |"]
-    lines.append(f"| classes, photos to learn, to test | {' | '.join(map(_size, sets.values()))} |")
-    for number, run in enumerate(next(iter(sets.values()))["runs"]):
-        runs = [found["runs"][number] for found in sets.values()]
-        what = "`treering learn`, in two steps" if run["what"] == "treering" else f"{run['what']}, all classes at once"
-        cells = (f"{own['percent_right_on_val']:.1f} in {own['seconds']:.0f} s" for own in runs)
-        lines.append(f"| {what} | {' | '.join(cells)} |")
+    sizes = (f"{draws[0]['classes']}, {draws[0]['photos']}, {len(draws)}" for draws in sets.values())
+    lines.append(f"| classes, photos to learn, draws | {' | '.join(sizes)} |")
+    for what in dict.fromkeys(run["what"] for draws in sets.values() for draw in draws for run in draw["runs"]):
+        found = [[run for draw in draws for run in draw["runs"] if run["what"] == what] for draws in sets.values()]
+        name = f"`{what.replace('treering', 'treering learn')}`, four steps" if what.startswith("treering") else what
+        lines.append(f"| {name} | {' | '.join(map(_cell, found))} |")
     return "\n".join(lines) + "\n"
 
 
-def _size(found: Record) -> str:
-    return f"{found['classes']}, {found['train']}, {found['val']}"
+def _photos() -> dict[str, list[Record]]:
+    """Return the draws of each set of photos."""
+    sets: dict[str, list[Record]] = {}
+    for draw in measured("photos")["draws"]:
+        sets.setdefault(draw["set"], []).append(draw)
+    return sets
+
+
+def _cell(runs: Sequence[Record]) -> str:
+    """Return the accuracy, that on the class of few photos, and the time of the longest step."""
+    if not runs:
+        return "–"  # noqa: RUF001
+    right, few = (fmean(run[name] for run in runs) for name in ("percent_right", "percent_right_of_few"))
+    seconds = fmean(max(run["seconds"]) if isinstance(run["seconds"], list) else run["seconds"] for run in runs)
+    return f"{right:.1f} ({few:.0f}) in {seconds:.0f} s"
 
 
 def photo_sets_in_words() -> str:
-    """Return what the table says of the first set and of all."""
-    sets = measured("frozen_features")["sets"]
+    """Return what the table says of each set."""
     words = []
-    for name, found in sets.items():
-        ours, *others = (run["percent_right_on_val"] for run in found["runs"])
-        words.append(f"{ours:.1f} % of {name} (they at best {max(others):.1f} %)")
+    for name, draws in _photos().items():
+        means = {run["what"]: fmean(_right(draw, run["what"]) for draw in draws) for run in draws[0]["runs"]}
+        best = max(value for what, value in means.items() if not what.startswith("treering"))
+        words.append(f"{means['treering']:.1f} % of {name} (the best of them {best:.1f} %)")
     return f"Of test photos treering tells right {', '.join(words[:2])},\n{', '.join(words[2:-1])} and {words[-1]}.\n"
+
+
+def _right(draw: Record, what: str) -> float:
+    return next((run["percent_right"] for run in draw["runs"] if run["what"] == what), math.nan)
 
 
 def parts() -> dict[tuple[Path, str], str]:

@@ -1,6 +1,6 @@
 """Folders of photos and steps so tiny that one takes a quarter of a second, and a script that kills them.
 
-`python learn_helper.py FOLDER SEED KILLS` first lets a model learn two steps in peace, then kills learns of the same
+`python learn_helper.py FOLDER SEED KILLS [SETTING …]` first lets a model learn two steps in peace, then kills learns of the same
 steps with SIGKILL at moments spread over all of a learn, half of them inside the writing of a file, looks at what is
 left, and has the same call go on. Moments are counted in Python's calls and returns, so that they are the same on every
 machine. It prints what each learn came to as JSON.
@@ -39,6 +39,11 @@ CHANGES = (
     *("training.epochs=3", "training.drop_at=[]", "balanced.epochs=2", "balanced.drop_at=[]"),
     *("augmentation.crop_size=16", f"run.image_size={SIDE}", "optimizer.batch_size=8"),
 )
+TUNED = (
+    *("method=tuned", "augmentation.kind=photo", "training.shape=cosine", "balanced.shape=cosine", "training.lr=0.01"),
+    *("optimizer.kind=adam", "optimizer.clip=1", "optimizer.reset_momentum=false", "optimizer.decay=plain"),
+)
+"""Changes that train a copy of the network beside a closed form."""
 NEW: dict[str, Any] = {"backbone": "small", "memory": MEMORY, "changes": CHANGES}
 """Arguments of a first learn."""
 FIRST = {"cat": 8, "dog": 7}
@@ -75,7 +80,9 @@ def held_out_of(learner: Learner) -> dict[Any, list[bytes]]:
 def model_state(path: Path) -> dict[str, Any]:
     """Every bit a model folder holds but times of day: network, memory, held-out images, generator, history."""
     learner = Learner.load(path, device="cpu")
-    return state_of(learner) | {"held out": held_out_of(learner), "recipe": learner.resolved_recipe().to_dict()}
+    tensors = {name: part.numpy().tobytes() for name, part in learner.learnt_model().method.tensors().items()}
+    own = {"held out": held_out_of(learner), "recipe": learner.resolved_recipe().to_dict(), "tensors": tensors}
+    return state_of(learner) | own
 
 
 def digest(path: Path) -> str | None:
@@ -240,4 +247,5 @@ def main(folder: Path, seed: int, kills: int) -> None:
 
 
 if __name__ == "__main__":
+    NEW["changes"] = (*CHANGES, *sys.argv[4:])
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -113,12 +113,11 @@ def interrupt_after(path: Path, folder: Path, epochs: int, error: BaseException 
 # --- Killed -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What became of learns that were killed at 40 moments."""
+def kill(folder: Path, kills: int, *changes: str) -> list[dict[str, Any]]:
+    """Return what became of learns that were killed at so many moments."""
     path = os.pathsep.join([str(Path(treering.__file__).parents[1]), str(Path(__file__).parent)])
     done = subprocess.run(
-        [sys.executable, learn_helper.__file__, tmp_path_factory.mktemp("killed"), "0", "40"],
+        [sys.executable, learn_helper.__file__, folder, "0", str(kills), *changes],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -126,6 +125,18 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return kill(tmp_path_factory.mktemp("killed"), 40)
+
+
+def test_a_killed_learn_that_trains_beside_a_closed_form_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    outcomes = kill(tmp_path, 12, *learn_helper.TUNED)
+    assert [one["digest"] for one in outcomes] == [one["wanted"] for one in outcomes]
+    assert sum(one.get("resumed", False) for one in outcomes) >= 5
+    assert all(not one.get("left over") for one in outcomes)
 
 
 def test_the_moments_of_the_kills_are_spread_over_all_of_a_learn(killed: list[dict[str, Any]]) -> None:
