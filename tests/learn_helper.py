@@ -1,9 +1,9 @@
 """Folders of photos and steps so tiny that one takes a quarter of a second, and a script that kills them.
 
-`python learn_helper.py FOLDER SEED KILLS [SETTING …]` first lets a model learn two steps in peace, then kills learns of the same
-steps with SIGKILL at moments spread over all of a learn, half of them inside the writing of a file, looks at what is
-left, and has the same call go on. Moments are counted in Python's calls and returns, so that they are the same on every
-machine. It prints what each learn came to as JSON.
+`python learn_helper.py FOLDER SEED KILLS [SETTING …]` first lets a model learn two steps in peace, then kills learns of
+the same steps with SIGKILL at moments spread over all of a learn, half of them inside the writing of a file, looks at
+what is left, and has the same call go on. Moments are counted in Python's calls and returns, so that they are the same
+on every machine. It prints what each learn came to as JSON.
 """
 
 from __future__ import annotations
