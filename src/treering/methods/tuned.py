@@ -28,7 +28,8 @@ from treering.methods.eeil import EEIL
 from treering.methods.left_out import LeftOut, Trial
 from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Augmentation, Recipe, Schedule
-from treering.runtime.pixels import Images
+from treering.runtime import pixels
+from treering.runtime.pixels import Images, PixelFile
 
 logger = logging.getLogger(__name__)
 
@@ -111,10 +112,11 @@ class Tuned(ClosedForm):
         """Train the copy and choose what answers; return the trial, and what all others then say of each image."""
         memory, step = self.memory.exemplars, at_hand.step
         self.tuning.memory.exemplars = {
-            label: self.tuning.held(images[self._trainable(label, images)]) for label, images in memory.items()
+            label: pixels.tensor(self.tuning.held(images[self._trainable(label, images)]))
+            for label, images in memory.items()
         }
         taught = {label: images[self._trainable(label, images)] for label, images in at_hand.own.items()}
-        images = torch.cat([self.tuning.held(part) for part in taught.values()])
+        images = pixels.join([self.tuning.held(part) for part in taught.values()])
         labels = torch.cat([torch.full((len(part),), label) for label, part in taught.items()]).to(step.labels.device)
         self.tuning.recipe = replace(self.recipe, training=schedule)
         self.tuning.network.set_heads(self.network.head_sizes[:-1] if step.new_classes else self.network.head_sizes)
@@ -176,9 +178,9 @@ class Tuned(ClosedForm):
         self.tuned.network.mean_image.copy_(self.network.mean_image.mean((1, 2), keepdim=True))
 
     def probabilities(self, images: Tensor) -> Tensor:
-        pixels = self.plain(images)
+        seen = self.plain(images)
         parts = {self.network: 1 - self.share, self.tuned.network: self.share}
-        said = [share * network.predict_logits(pixels).softmax(1) for network, share in parts.items() if share]
+        said = [share * network.predict_logits(seen).softmax(1) for network, share in parts.items() if share]
         return torch.stack(said).sum(0)
 
     def answering(self) -> nn.Module:
@@ -233,26 +235,31 @@ class _FromClosedForm(EEIL):
 
     unit_features = True
 
-    def held(self, images: Images) -> Tensor:
-        """Return images as they are held for training, a little larger than the crops."""
+    def held(self, images: Images) -> Images:
+        """Return images as they are held for training, a bit larger than the crops; in a file if these are in one."""
         size = round(ROOM_TO_CROP * self.recipe.augmentation.crop_size)
         settings = Augmentation(kind="photo", crop_size=size)
-        parts = [augment.plain(part.to(self.network.device), settings) for part in images.split(4 * augment.PHOTOS)]
-        return torch.cat(parts) if parts else self.network.mean_image.new_zeros(0)
+        parts = (augment.plain(part.to(self.network.device), settings) for part in images.split(4 * augment.PHOTOS))
+        if isinstance(images, Tensor):
+            return torch.cat(list(parts)) if len(images) else images
+        stored = PixelFile((images.shape[1], size, size), images.folder)
+        for part in parts:
+            stored.append(part)
+        return stored.images()
 
     def learn_step(self, step: Step) -> None:
-        old, new = self.memory.exemplars, step.by_class()
-        features = {label: F.normalize(self.features(part)) for label, part in self._both(old, new).items()}
-        self.trainer.passed(sum(map(len, features.values())))
+        parts, new = dict[int, list[Tensor]](), step.by_class()
+        for images_by_class in (self.memory.exemplars, new):
+            for label, images in images_by_class.items():
+                parts.setdefault(label, []).append(F.normalize(self.features(images)))
+                self.trainer.passed(len(images))
+        features = {label: torch.cat(own) for label, own in parts.items()}
         classes = self.network.classes + step.new_classes
         x_ND, labels_N = stacked(features)
         sums = Statistics.empty(self.network.feature_size, self.network.device).added(x_ND, labels_N, classes)
         self.start = solve(sums, x_ND, labels_N)
         self._set_heads()
         super().learn_step(step)
-
-    def _both(self, old: Mapping[int, Tensor], new: Mapping[int, Images]) -> dict[int, Tensor]:
-        return together_by_class(old, {label: part for label, part in new.items() if isinstance(part, Tensor)})
 
     def add_head(self, classes: int) -> None:
         super().add_head(classes)

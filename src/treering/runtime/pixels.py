@@ -20,6 +20,7 @@ class PixelFile:
 
     def __init__(self, shape: Sequence[int], folder: Path | None = None) -> None:
         self.shape = torch.Size(shape)
+        self.folder = folder
         self.rows = 0
         self._file = tempfile.TemporaryFile(dir=folder, prefix=files.TEMPORARY)  # noqa: SIM115  # lives as long as this object
         weakref.finalize(self, self._file.close)
@@ -51,6 +52,7 @@ class _Joined:
 
     def __init__(self, parts: Sequence[Images]) -> None:
         self.parts, self.shape = parts, parts[0].shape[1:]
+        self.folder = next((part.folder for part in parts if isinstance(part, StoredImages)), None)
 
     def read(self, rows: Tensor) -> Tensor:
         """Read the images in these rows, which are numbered through all parts."""
@@ -71,6 +73,11 @@ class StoredImages:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the file."""
+        return self._source.folder
 
     @property
     def shape(self) -> torch.Size:
