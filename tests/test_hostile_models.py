@@ -560,7 +560,7 @@ def forged(path: Path, change: Callable[[InFlight, dict[str, Json]], InFlight], 
     assert in_flight is not None
     new, fits = resume.pack(change(in_flight, facts))
     written = resume.to_bytes(new, facts | {"fits": fits})
-    if not sealed:  # as earlier versions wrote it
+    if not sealed:
         length = int.from_bytes(written[:8], "little")
         header = json.loads(written[8 : 8 + length])
         del header["__metadata__"]["seal"]
@@ -610,11 +610,12 @@ def test_a_forged_unfinished_step_begins_anew(
     assert [record for record in caplog.records if "starts anew" in record.getMessage()]
 
 
-def test_an_unfinished_step_of_an_earlier_version_goes_on(unfinished: Path, models: Models) -> None:
-    forged(unfinished, lambda was, facts: was)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_an_unfinished_step_goes_on_only_with_its_seal(unfinished: Path, models: Models, sealed: bool) -> None:
+    forged(unfinished, lambda was, facts: was, sealed)
     told: list[Plan] = []
     learn(unfinished, models.third, tell=told.append)
-    assert [plan.resumed for plan in told] == [True]
+    assert [plan.resumed for plan in told] == [sealed]
 
 
 def test_an_unfinished_step_of_somebody_else_begins_anew(

@@ -1,8 +1,8 @@
 """An unfinished step as tensors and plain facts, so that a file can hold it until it is resumed.
 
 Whoever goes on from such a file trusts the training that it tells of. So the file has a seal, which only the user who
-wrote it can make on the same computer. Files of earlier versions have none; they are believed as far as they can be
-checked, as all are: no training is longer than the recipe's, and all tensors are those of the network.
+wrote it can make on the same computer. It is also checked as far as it can be: no training is longer than the recipe's,
+and all tensors are those of the network.
 """
 
 from __future__ import annotations
@@ -141,8 +141,7 @@ def parse(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError("its facts are no table")
     if metadata["checksum"] != _checksum(tensors, facts):
         raise ValueError("its checksum differs")
-    if "seal" in metadata:
-        _require_seal(metadata["checksum"], metadata["seal"])
+    _require_seal(metadata["checksum"], metadata.get("seal", ""))
     return tensors, facts
 
 
