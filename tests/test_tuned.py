@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import pickle
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from treering import Augmentation, Budget, Learner, Optimizer, Schedule, TreeringError
 from treering.core.trainer import EpochReport, InFlight
-from treering.methods import Tuned, closed_form, tuned
+from treering.methods import Tuned, tuned
 from treering.methods.base import Step
 from treering.methods.left_out import Trial
 from treering.runtime import pixels
@@ -106,7 +107,7 @@ def test_images_that_judge_are_never_trained_on(chosen: str, monkeypatch: pytest
     monkeypatch.setattr(tuned._FromClosedForm, "learn_step", watching)
     monkeypatch.setattr(tuned._FromClosedForm, "held", lambda self, images: images)
     one = learner().partial_fit(*FIRST).partial_fit(*SECOND).partial_fit(*THIRD)
-    keys = {int.from_bytes(closed_form.hashlib.sha256(b"%d %b" % pair).digest()[:8], signed=True) for pair in taught}
+    keys = {int.from_bytes(hashlib.sha256(b"%d %b" % pair).digest()[:8], signed=True) for pair in taught}
     judging = tuned_of(one).judging
     assert len(judging) == 12 // 5 + 11 // 5 + 10 // 5 + 6 // 5 + 8 // 5
     assert not keys & judging

@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 
 import treering
+from treering import class_commands
+from treering.class_commands import ModelPath
 from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.experiments import MOST_AT_ONCE
 from treering.recipe import MOST_ORDERS, Recipe
@@ -126,10 +128,6 @@ def report(
     with interruptible():
         files = experiments_report.write(results, out)
     Terminal(console).line(f"{len(files)} files; open {(out / 'index.html').resolve()}")
-
-
-ModelPath = Annotated[Path, typer.Argument(help="The model's folder.", readable=False)]
-"""A path that typer does not check, so that treering itself can say what is wrong with it."""
 
 
 @app.command()
@@ -309,14 +307,7 @@ def check(
         sys.exit(1)
 
 
-@app.command()
-def undo(model: ModelPath) -> None:
-    """Go back to the model before its last step."""
-    from treering.storage import manifest, model_folder
-
-    model_folder.undo(model)
-    classes = manifest.of(model).classes
-    Terminal(console).line(f"{model} knows {len(classes)} classes again: {', '.join(map(str, classes))}")
+class_commands.add_to(app)
 
 
 def _usage(error: Any) -> str:

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from treering import evaluation, model, parameters, session
+from treering import changes, evaluation, model, parameters, session
 from treering import export as exporting
 from treering.core.trainer import InFlight, Watcher
-from treering.errors import TreeringError, nearest
+from treering.errors import TreeringError
 from treering.images import arrays, given
 from treering.model import Model
 from treering.progress import Progress, Reporter
@@ -134,16 +134,7 @@ class Learner:
 
         After the first step `partial_fit` heeds only `progress` and the memory's size; `fit` heeds every argument.
         """
-        known, nested = self.get_params(deep=False), {}
-        for name in [name for name in params if name.startswith("recipe__")]:
-            nested[name.removeprefix("recipe__")] = params.pop(name)
-        for name in params:
-            if name not in known:
-                raise TreeringError(f"unknown parameter {name}; {nearest(name, known)}")
-        if nested:
-            recipe = parameters.recipe_of(params.get("recipe", self.recipe))
-            params["recipe"] = parameters.changed(recipe, nested)
-        for name, value in params.items():
+        for name, value in parameters.together(params, self.get_params(deep=False)).items():
             setattr(self, name, value)
         return self
 
@@ -244,6 +235,24 @@ class Learner:
                 training=training,
                 commit=commit,
             )
+
+    def forget(self, label: Hashable) -> Self:
+        """Forget a class. Versions that were saved before have it still, unless `save` gets keep=0."""
+        return self._changed(changes.Forget([label]))
+
+    def rename(self, old: Hashable, new: Hashable) -> Self:
+        """Give a class another label."""
+        return self._changed(changes.Rename(old, new))
+
+    def merge(self, kept: Hashable, gone: Hashable) -> Self:
+        """Make the images of the class `gone` images of the class `kept`, where the method can."""
+        return self._changed(changes.Merge(kept, gone))
+
+    @torch.inference_mode(False)
+    def _changed(self, change: changes.Change) -> Self:
+        with self._gate.changing("change its classes"):
+            self._model = change.to(self.learnt_model())
+        return self
 
     def predict(self, images: Any) -> np.ndarray:
         """Return the most probable class of each image, as it was given to `partial_fit`."""

@@ -144,10 +144,11 @@ class Model:
 
 def load(path: Path, backbone: nn.Module | None, device: torch.device) -> Model:
     """Read the model in a folder; a model that was learnt with a user's own module needs such a `backbone`."""
-    return model_folder.consistently(path, functools.partial(_read, backbone, device))
+    return model_folder.consistently(path, functools.partial(read, backbone, device))
 
 
-def _read(backbone: nn.Module | None, device: torch.device, folder: Folder, manifest: Manifest) -> Model:
+def read(backbone: nn.Module | None, device: torch.device, folder: Folder, manifest: Manifest) -> Model:
+    """Read one version in a model folder; see `load`."""
     path, recipe = folder.path, recipe_of(folder, manifest)
     custom = recipe.backbone == "custom"
     if custom and backbone is None:
@@ -164,7 +165,8 @@ def _read(backbone: nn.Module | None, device: torch.device, folder: Folder, mani
     try:
         loose = dict.fromkeys(method.any_number_of_rows, MOST_SUMMED)
         classes = len(manifest.classes)
-        expected, further = specs_of(method.tensors(), classes), specs_of(method.further_tensors(), classes)
+        expected = specs_of(method.tensors(), classes)
+        further = [specs_of(table, classes) for table in method.further_tensors()]
         tensors = model_folder.weights_of(folder, manifest, expected, loose, further)
         method.load_tensors(manifest.head_sizes, tensors)
         drawn = bytes.fromhex(manifest.generator.state)
@@ -188,7 +190,7 @@ def examine(folder: Folder, manifest: Manifest) -> None:
         model_folder.history_of(folder, manifest)
         model_folder.images_of(folder, manifest)
     else:
-        _read(None, torch.device("cpu"), folder, manifest)
+        read(None, torch.device("cpu"), folder, manifest)
 
 
 def require_whole(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from treering.errors import TreeringError
+from treering.errors import TreeringError, nearest
 from treering.recipe import Budget, Recipe, Settings
 
 SEPARATOR = "__"
@@ -49,6 +49,19 @@ def changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
         value = settings[key]
         place[name] = dataclasses.asdict(value) if isinstance(value, Settings) else value
     return Recipe.from_dict(table)
+
+
+def together(params: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these parameters with settings of the recipe, such as "recipe__training__epochs", within the recipe."""
+    start = f"recipe{SEPARATOR}"
+    settings = {name.removeprefix(start): value for name, value in params.items() if name.startswith(start)}
+    found = {name: value for name, value in params.items() if not name.startswith(start)}
+    for name in found:
+        if name not in before:
+            raise TreeringError(f"unknown parameter {name}; {nearest(name, before)}")
+    if settings:
+        found["recipe"] = changed(recipe_of(found.get("recipe", before["recipe"])), settings)
+    return found
 
 
 def first_recipe(

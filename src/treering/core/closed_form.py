@@ -32,10 +32,14 @@ class Statistics:
     """The sums over all images that the solution needs, in float64."""
 
     NAMES: ClassVar = ("statistics.gram", "statistics.sums", "statistics.counts")
+    FORGOTTEN: ClassVar = "statistics.forgotten"
+    """The name of `forgotten` where it is saved, which is only where it is not 0."""
 
     gram: Tensor
     sums: Tensor
     counts: Tensor
+    forgotten: float = 0.0
+    """How many images of forgotten classes are in the scatter, less one for each of these classes."""
 
     @classmethod
     def empty(cls, features: int, device: torch.device) -> Statistics:
@@ -51,20 +55,24 @@ class Statistics:
             if name not in tensors or tensors[name].shape != shape or tensors[name].dtype != torch.float64:
                 raise ValueError(f"{name} differs")
         half, sums, counts = (tensors[name].to(device) for name in cls.NAMES)
-        most = counts.sum() * 1.001  # each image adds features of length 1
+        forgotten = tensors[cls.FORGOTTEN].tolist()[0] if cls.FORGOTTEN in tensors else 0.0
+        if not (0 <= forgotten < 2**53 and forgotten == round(forgotten)):
+            raise ValueError(f"{cls.FORGOTTEN} cannot be")
+        most = (counts.sum() + 2 * forgotten) * 1.001  # each image adds features of length 1
         whole = (counts >= 1).all() and (counts == counts.round()).all() and most.isfinite()
         if not (whole and (sums.abs() <= most).all() and (half.abs() <= most).all()):
             raise ValueError(f"{cls.NAMES[-1]} cannot be")
         gram = half.new_zeros(features, features)
         rows, columns = torch.triu_indices(features, features, device=device)
         gram[rows, columns] = gram[columns, rows] = half
-        return cls(gram, sums, counts)
+        return cls(gram, sums, counts, forgotten)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a copy by name; of the Gram matrix, which is symmetric, the upper half."""
         rows, columns = torch.triu_indices(*self.gram.shape, device=self.gram.device)
         parts = self.gram[rows, columns], self.sums.clone(), self.counts.clone()
-        return dict(zip(self.NAMES, parts, strict=True))
+        forgotten = {self.FORGOTTEN: self.counts.new_tensor([self.forgotten])} if self.forgotten else {}
+        return dict(zip(self.NAMES, parts, strict=True)) | forgotten
 
     def added(self, features_ND: Tensor, labels_N: Tensor, classes: int) -> Statistics:
         """Return the sums with these images too, for so many classes."""
@@ -78,6 +86,26 @@ class Statistics:
             sums=sums.index_add(0, labels_N, x_ND),
             counts=counts.index_add(0, labels_N, counts.new_ones(len(labels_N))),
         )
+
+    def without(self, column: int) -> Statistics:
+        """Return the sums without those of one class, whose images stay in the scatter that all classes share."""
+        own_D, count = self.sums[column], self.counts[column]
+        others = torch.arange(len(self.counts), device=self.counts.device) != column
+        gram = self.gram - own_D[:, None] * own_D / count
+        return Statistics(gram, self.sums[others], self.counts[others], self.forgotten + float(count) - 1)
+
+    def merged(self, kept: int, gone: int) -> Statistics:
+        """Return the sums with the images of the class `gone` as images of the class `kept`."""
+        others = torch.arange(len(self.counts), device=self.counts.device) != gone
+        sums, counts = self.sums.clone(), self.counts.clone()
+        sums[kept] += sums[gone]
+        counts[kept] += counts[gone]
+        return replace(self, sums=sums[others], counts=counts[others])
+
+    @property
+    def freedom(self) -> float:
+        """How many images the scatter is of, less one for each class."""
+        return float(self.counts.sum()) - len(self.counts) + self.forgotten
 
     @property
     def means(self) -> Tensor:
@@ -156,8 +184,7 @@ def solve(
 
 def _chance(inverse_D: Tensor, penalty: float, statistics: Statistics) -> Tensor:
     """Return by how much chance lengthens the square of a mean of one image; that of n images has an n-th of it."""
-    images, classes = float(statistics.counts.sum()), len(statistics.counts)
-    return (1 - penalty * inverse_D).sum() / max(images - classes, 1)
+    return (1 - penalty * inverse_D).sum() / max(statistics.freedom, 1)
 
 
 def _to_choose_by(statistics: Statistics, labels_N: Tensor, judging_N: Tensor | None = None) -> Tensor:
@@ -222,8 +249,7 @@ def _left_out(
     # The trace of the inverse without the image, and with it what chance adds to the squares of means.
     d_ND = x_ND - means_CD[labels_N]
     trace_N = inverse_D.sum() + gain_N * (d_ND * inverse_D).square().sum(1)
-    images, classes = float(statistics.counts.sum()), len(statistics.counts)
-    chance_N = (len(inverse_D) - penalty * trace_N) / max(images - 1 - classes, 1)
+    chance_N = (len(inverse_D) - penalty * trace_N) / max(statistics.freedom - 1, 1)
     scores_NC = x_mean_NC - 0.5 * (squares_NC - chance_N[:, None] / statistics.counts)
     scores_NC[own] = own_x_N - 0.5 * (own_square_N - chance_N / rest_N)
     return scores_NC

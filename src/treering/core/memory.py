@@ -37,9 +37,38 @@ class Memory:
         """Set the exemplars of one class, best first."""
         self.exemplars[label] = ranked_images
 
+    def forget(self, label: int) -> None:
+        """Remove the exemplars of a class; the labels behind it move up by one."""
+        self.exemplars = moved_up(self.exemplars, label)
+
+    def merge(self, kept: int, gone: int, quota: int) -> None:
+        """Give the exemplars of the class `gone` to the class `kept`, then `forget` it; the best `quota` stay."""
+        self.exemplars = merged(self.exemplars, kept, gone, quota)
+
     def contents(self) -> tuple[Tensor, Tensor]:
         """Return all exemplars and their labels."""
         return together(self.exemplars)
+
+
+def moved_up(by_class: Mapping[int, Tensor], gone: int) -> dict[int, Tensor]:
+    """Return what each class has without the class `gone`, the numbers behind which move up by one."""
+    return {label - (label > gone): part for label, part in by_class.items() if label != gone}
+
+
+def merged(by_class: Mapping[int, Tensor], kept: int, gone: int, quota: int) -> dict[int, Tensor]:
+    """Return what each class has once the images of the class `gone` are those of `kept`, by turns and `quota` of them.
+
+    An image that both have counts once. The numbers behind `gone` move up by one.
+    """
+    parts = [by_class[label] for label in (kept, gone) if label in by_class]
+    longest = max(map(len, parts), default=0)
+    turns = [part[rank] for rank in range(longest) for part in parts if rank < len(part)]
+    once: dict[bytes, Tensor] = {}
+    for image in turns:
+        once.setdefault(image.cpu().numpy().tobytes(), image)
+    best = [*once.values()][:quota]
+    own = {kept: torch.stack(best)} if best else {}
+    return moved_up({**by_class, **own}, gone)
 
 
 def together(images_by_class: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:

@@ -100,6 +100,16 @@ class IncrementalNetwork(nn.Module):
             self.weight[fresh].uniform_(-bound, bound, generator=generator)
             self.bias[fresh].zero_()
 
+    def forget(self, column: int) -> None:
+        """Remove the output of a class; those behind it move up by one, and a spare one of zeros comes last."""
+        with torch.no_grad():
+            for rows in (self.weight, self.bias):
+                rows[column:-1] = rows[column + 1 :].clone()
+                rows[-1] = 0
+        head = int(self.head_of_class[column])
+        sizes = [size - (number == head) for number, size in enumerate(self.head_sizes)]
+        self.set_heads([size for size in sizes if size])
+
     def set_heads(self, sizes: Sequence[int], columns: int = 0) -> None:
         """Have heads of these sizes, whose weights are to be set by the caller, and at least so many columns."""
         self.head_sizes = list(sizes)

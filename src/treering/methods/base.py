@@ -77,9 +77,14 @@ class Method(ABC):
     any_number_of_rows: Sequence[str] = ()
     """The names of its tensors whose number of rows nothing else tells."""
 
-    def further_tensors(self) -> dict[str, Tensor]:
-        """Return tensors, such as it may have besides `tensors`, all or none of them."""
-        return {}
+    forgets = True
+    """Whether a class can be taken out of what it has learnt."""
+    merges = False
+    """Whether two classes can become one."""
+
+    def further_tensors(self) -> list[dict[str, Tensor]]:
+        """Return tensors such as it may have besides those of a new model, all or none of each table."""
+        return []
 
     further_readouts: Mapping[str, str] = {}
     """Methods that train like this one but classify otherwise: each one's name, and that of its `probabilities`."""
@@ -298,6 +303,18 @@ class Method(ABC):
         """Set another size of the budget; images that were removed before do not come back."""
         if size != self.recipe.memory.size:
             self.recipe = replace(self.recipe, memory=replace(self.recipe.memory, size=size))
+
+    # Changing classes
+
+    def forget(self, column: int) -> None:
+        """Remove a class; the columns behind it move up by one."""
+        self.network.forget(column)
+        self.memory.forget(column)
+        self.left_out = None
+
+    def merge(self, kept: int, gone: int) -> None:
+        """Make the images of the class `gone` images of the class `kept`, of which the column is smaller."""
+        raise TreeringError(f"{self.recipe.method} cannot merge classes: forget one, and learn its photos as the other")
 
     # Going back
 

@@ -6,7 +6,6 @@ step takes seconds, the sums do not depend on the order of steps, and no image n
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from treering.core import selection, unknown
-from treering.core.closed_form import USUAL, Setting, Statistics, solve
+from treering.core.closed_form import USUAL, Setting, Solution, Statistics, solve
 from treering.core.network import IncrementalNetwork
 from treering.core.unknown import QUANTILES, Distances
 from treering.errors import TreeringError
 from treering.methods.base import Method, Step
 from treering.methods.left_out import LeftOut, Trial
+from treering.methods.numbers import NUMBERS, Numbers
 from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Augmentation, Recipe
 from treering.runtime import pixels
@@ -53,15 +53,31 @@ class Solved:
         x_ND, labels_N = stacked(features)
         found = solve(self.statistics, x_ND, labels_N, self.choices(), self.setting, judging_N)
         if keep:
-            self.setting = found.setting
-            with torch.no_grad():
-                self.network.weight[: self.network.classes] = self.setting.temperature * found.weight.float()
-                self.network.bias[: self.network.classes] = self.setting.temperature * found.bias.float()
+            self._take(found)
         return (found.setting.temperature * found.left_out).log_softmax(1)
 
     def add(self, features: Mapping[int, Tensor]) -> None:
         """Add images to the sums, by class."""
         self.statistics = self.statistics.added(*stacked(features), self.network.classes)
+
+    def _take(self, found: Solution) -> None:
+        """Set the setting and the heads to those of a solution."""
+        self.setting = found.setting
+        with torch.no_grad():
+            self.network.weight[: self.network.classes] = self.setting.temperature * found.weight.float()
+            self.network.bias[: self.network.classes] = self.setting.temperature * found.bias.float()
+
+    def forget(self, column: int) -> None:
+        """Remove a class from the heads and the sums; the scores of all others stay as they are."""
+        self.network.forget(column)
+        self.statistics = self.statistics.without(column)
+
+    def merge(self, kept: int, gone: int) -> None:
+        """Make the images of one class images of another, and solve for the heads with the setting as it is."""
+        self.network.forget(gone)
+        self.statistics = self.statistics.merged(kept, gone)
+        none = self.statistics.sums[:0]
+        self._take(solve(self.statistics, none, none[:, 0].long(), self.choices(), self.setting))
 
     def choices(self) -> list[slice]:
         """Return which features may serve: all, or the network's last ones alone."""
@@ -123,13 +139,15 @@ class ClosedForm(Method):
     needs_memory = False
     unit_features = True
     trains = False
-    any_number_of_rows: Sequence[str] = (SUMMED, DISTANCES)
+    merges = True
+    any_number_of_rows: Sequence[str] = (SUMMED, DISTANCES, NUMBERS)
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)
         self.frozen = Solved(network)
         self.summed: set[int] = set()
         """A hash of class and pixels of every image in the sums, so that none is summed twice."""
+        self.numbers = Numbers()
         self.usual: Tensor = torch.zeros(0, dtype=torch.float64)
         """Quantiles of the distances of images at hand from the class that they resemble most."""
         self._distances: Distances | None = None
@@ -141,6 +159,7 @@ class ClosedForm(Method):
 
     def learn_step(self, step: Step) -> None:
         self.require_room(step)
+        self.numbers.add(self.network.classes + step.new_classes)
         step, self.left_out = self._not_summed_yet(step), None
         if not len(step.images):
             logger.warning("every one of these images was learnt before: nothing changes")
@@ -215,29 +234,50 @@ class ClosedForm(Method):
 
     def tensors(self) -> dict[str, Tensor]:
         summed = torch.tensor(sorted(self.summed), dtype=torch.int64)
-        return super().tensors() | self.frozen.tensors() | {SUMMED: summed, DISTANCES: self.usual.clone()}
+        own = {SUMMED: summed, DISTANCES: self.usual.clone()} | self.numbers.tensors()
+        return super().tensors() | self.frozen.tensors() | own
+
+    def further_tensors(self) -> list[dict[str, Tensor]]:
+        """Return what a model has once a class was forgotten or merged."""
+        numbers = torch.zeros(0, 2, dtype=torch.int64)
+        return [{NUMBERS: numbers}, {Statistics.FORGOTTEN: torch.zeros(1, dtype=torch.float64)}]
 
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        own = {name: tensors[name] for name in (*Statistics.NAMES, SETTING, SUMMED, DISTANCES) if name in tensors}
+        every = (*Statistics.NAMES, Statistics.FORGOTTEN, SETTING, SUMMED, DISTANCES, NUMBERS)
+        own = {name: tensors[name] for name in every if name in tensors}
         super().load_tensors(head_sizes, {name: tensor for name, tensor in tensors.items() if name not in own})
         if SUMMED not in own or own[SUMMED].dtype != torch.int64:
             raise ValueError(f"{SUMMED} differs")
         self.frozen.load_tensors(own)
         self.summed = set(own[SUMMED].tolist())
+        self.numbers = Numbers.of(own, self.network.classes)
         if DISTANCES not in own or own[DISTANCES].dtype != torch.float64 or len(own[DISTANCES]) not in (0, QUANTILES):
             raise ValueError(f"{DISTANCES} differs")
         self.usual, self._distances = own[DISTANCES].cpu(), None
 
     def _not_summed_yet(self, step: Step) -> Step:
         """Leave out images that the sums have already; others could be told by their own copies."""
-        keys = keys_of(step.labels.tolist(), step.images)
         rows = []
-        for row, key in enumerate(keys):
-            if key not in self.summed:
-                self.summed.add(key)
+        for row, keys in enumerate(self.numbers.keys(step.labels.tolist(), step.images)):
+            if self.summed.isdisjoint(keys):
+                self.summed.add(keys[0])
                 rows.append(row)
         chosen = torch.tensor(rows, dtype=torch.long, device=step.labels.device)
         return replace(step, images=step.images[chosen], labels=step.labels[chosen])
+
+    def forget(self, column: int) -> None:
+        """Remove a class: its head, its sums and its exemplars. The hashes of its images stay, and match none."""
+        self.frozen.forget(column)
+        self.memory.forget(column)
+        self.numbers.forget(column)
+        self.left_out, self._distances = None, None
+
+    def merge(self, kept: int, gone: int) -> None:
+        """Make the images of the class `gone` images of the class `kept`; the best exemplars of both stay."""
+        self.frozen.merge(kept, gone)
+        self.memory.merge(kept, gone, self.recipe.memory.quota(self.network.classes))
+        self.numbers.merge(kept, gone)
+        self.left_out, self._distances = None, None
 
     def _asked(self) -> dict[int, Tensor]:
         """Return the best exemplars of each class, as many of each as may be asked about in all."""
@@ -271,14 +311,6 @@ def stacked(features: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the features of all classes, and their labels."""
     labels = [torch.full((len(part),), label, device=part.device) for label, part in features.items()]
     return torch.cat(list(features.values())), torch.cat(labels)
-
-
-def keys_of(labels: Sequence[int], images: Images) -> list[int]:
-    """Return a number of 64 bits for each image, by its class and its pixels."""
-    return [
-        int.from_bytes(hashlib.sha256(b"%d %b" % (label, digest)).digest()[:8], signed=True)
-        for label, digest in zip(labels, pixels.digests(images), strict=True)
-    ]
 
 
 def no_image(features: Mapping[int, Tensor]) -> Tensor:

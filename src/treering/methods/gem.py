@@ -31,6 +31,7 @@ MARGIN = 0.5
 class GEM(Method):
     """A method with cross-entropy among each task's own classes and gradients projected against earlier tasks."""
 
+    forgets = False
     compiles = False
     """Compiling for its two batch sizes takes longer than it saves in a few thousand updates."""
 

@@ -84,6 +84,11 @@ class ICaRL(Method):
         """Return N x classes: the sigmoid outputs, scaled to sum to 1."""
         return F.logsigmoid(self.network.predict_logits(self.plain(images))).softmax(1)
 
+    def forget(self, column: int) -> None:
+        """Remove a class; its output becomes one for a class to come."""
+        super().forget(column)
+        self._class_means = None
+
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to `snapshot`."""
         super().restore(snapshot)

@@ -23,7 +23,7 @@ from treering.core.closed_form import Statistics, solve
 from treering.core.network import IncrementalNetwork
 from treering.core.trainer import DivergedError
 from treering.methods.base import Step
-from treering.methods.closed_form import AtHand, ClosedForm, Solved, keys_of, no_image, stacked, together_by_class
+from treering.methods.closed_form import AtHand, ClosedForm, Solved, no_image, stacked, together_by_class
 from treering.methods.eeil import EEIL
 from treering.methods.left_out import LeftOut, Trial
 from treering.methods.plan import Counts, StagePlan
@@ -98,13 +98,13 @@ class Tuned(ClosedForm):
 
     def _judging(self, at_hand: AtHand) -> Tensor:
         """Choose some of the step's images to judge; return which of the images at hand do."""
-        keys: dict[int, list[int]] = {}
+        keys: dict[int, list[list[int]]] = {}
         for label, images in at_hand.own.items():
-            keys[label] = keys_of([label] * len(images), images)
-            self.judging.update(sorted(keys[label])[: len(images) // JUDGING])
-        old = {label: keys_of([label] * len(images), images) for label, images in at_hand.asked.items()}
-        every = [key for label in at_hand.features() for key in (*old.get(label, ()), *keys.get(label, ()))]
-        return torch.tensor([key in self.judging for key in every], device=self.network.device)
+            keys[label] = self.numbers.keys([label] * len(images), images)
+            self.judging.update(sorted(first for first, *_ in keys[label])[: len(images) // JUDGING])
+        old = {label: self.numbers.keys([label] * len(images), images) for label, images in at_hand.asked.items()}
+        every = [part for label in at_hand.features() for part in (*old.get(label, ()), *keys.get(label, ()))]
+        return torch.tensor([not self.judging.isdisjoint(part) for part in every], device=self.network.device)
 
     def _train(
         self, at_hand: AtHand, frozen_NC: Tensor, judging_N: Tensor, schedule: Schedule
@@ -158,7 +158,8 @@ class Tuned(ClosedForm):
         return torch.tensor(rows, device=self.network.device)
 
     def _trainable(self, label: int, images: Images) -> Tensor:
-        return torch.tensor([key not in self.judging for key in keys_of([label] * len(images), images)])
+        keys = self.numbers.keys([label] * len(images), images)
+        return torch.tensor([self.judging.isdisjoint(part) for part in keys])
 
     def _trained(self, images: Mapping[int, Images]) -> dict[int, Tensor]:
         """Return the features of whole images by the trained network."""
@@ -176,6 +177,18 @@ class Tuned(ClosedForm):
         self.share = 0.0
         self.tuned.network.features.load_state_dict(self.network.features.state_dict())
         self.tuned.network.mean_image.copy_(self.network.mean_image.mean((1, 2), keepdim=True))
+
+    def forget(self, column: int) -> None:
+        """Remove a class from both networks; what its images have done to the trained weights stays."""
+        super().forget(column)
+        if self.share:
+            self.tuned.forget(column)
+
+    def merge(self, kept: int, gone: int) -> None:
+        """Make the images of one class images of another for both networks."""
+        super().merge(kept, gone)
+        if self.share:
+            self.tuned.merge(kept, gone)
 
     def probabilities(self, images: Tensor) -> Tensor:
         seen = self.plain(images)
@@ -203,9 +216,16 @@ class Tuned(ClosedForm):
         judges = {JUDGES: torch.tensor(sorted(self.judging), dtype=torch.int64)}
         if not self.share:
             return super().tensors() | judges
-        return super().tensors() | judges | self.further_tensors()
+        return super().tensors() | judges | self._of_copy()
 
-    def further_tensors(self) -> dict[str, Tensor]:
+    def further_tensors(self) -> list[dict[str, Tensor]]:
+        """Return what a model has once its trained copy answers, and once a class of that was forgotten."""
+        own = self._of_copy()
+        forgotten = {PREFIX + Statistics.FORGOTTEN: torch.zeros(1, dtype=torch.float64)}
+        return [*super().further_tensors(), own, forgotten]
+
+    def _of_copy(self) -> dict[str, Tensor]:
+        """Return all that was learnt of the trained copy, by name."""
         own = self.tuned.network.tensors() | self.tuned.tensors() | {"share": torch.tensor(self.share)}
         return {PREFIX + name: tensor for name, tensor in own.items()}
 

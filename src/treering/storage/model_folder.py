@@ -114,7 +114,7 @@ def _replace(content: Content, folder: Folder, keep: int) -> None:
         before = manifests.read(folder)
     except TreeringError:  # it has no model yet, or a damaged one
         before = None
-    files = _write_files(folder, content, before)
+    files = write_files(folder, content, before)
     made = manifests.made(content.facts, asdict(files))
     manifests.checked(made, folder.path / manifests.NAME)  # nothing is written that could not be read again
     if keep and before and before.files != files:
@@ -127,7 +127,7 @@ def _replace(content: Content, folder: Folder, keep: int) -> None:
     clean(folder, keep)
 
 
-def _write_files(folder: Folder, content: Content, before: Manifest | None) -> manifests.Files:
+def write_files(folder: Folder, content: Content, before: Manifest | None) -> manifests.Files:
     """Write the files that the manifest is going to name; return the name and checksum of each."""
     flushed = {entry.name for entry in before.files} if before else set()
     unflushed: list[str] = []
@@ -263,15 +263,16 @@ def weights_of(
     manifest: Manifest,
     expected: Mapping[str, stored.Spec],
     loose: Mapping[str, int],
-    further: Mapping[str, stored.Spec],
+    further: Sequence[Mapping[str, stored.Spec]],
 ) -> dict[str, Tensor]:
     """Read the weights; raise ValueError unless they are the tensors of these names, types and shapes.
 
     `loose` names tensors that may have any number of rows up to the one that it gives. `further` ones may be there too,
-    all of them.
+    all or none of each table.
     """
-    rows = sum(most * expected[name].bytes_of_row for name, most in loose.items())
-    most = 8 + stored.LARGEST_HEADER + rows + sum(spec.bytes for spec in (*expected.values(), *further.values()))
+    every = {name: spec for table in (expected, *further) for name, spec in table.items()}
+    rows = sum(most * every[name].bytes_of_row for name, most in loose.items())
+    most = 8 + stored.LARGEST_HEADER + rows + sum(spec.bytes for spec in every.values())
     file = folder.path / manifest.files.weights.name
     content = _read(folder, manifest.files.weights, most)
     try:
@@ -279,7 +280,8 @@ def weights_of(
     except ValueError as error:
         raise TreeringError(f"{file} is no file of weights, since {error}: {COPY}") from None
     found = header.specs
-    expected = {**expected, **further} if found.keys() & further.keys() else expected
+    for table in further:
+        expected = {**expected, **table} if found.keys() & table.keys() else expected
     free = {name: found[name] for name in loose if name in found and found[name].is_like(expected[name])}
     stored.require_alike(found, {**expected, **free})
     try:
