@@ -329,14 +329,7 @@ class Learner:
     def resolved_recipe(self) -> Recipe:
         """Return the recipe with the constructor's backbone and memory; after a step only the memory's size counts."""
         if self._model:
-            learnt = self._model.method.recipe
-            budget, before = parameters.with_memory(learnt, self.memory).memory, learnt.memory
-            if (budget.kind, budget.selection) != (before.kind, before.selection):
-                raise TreeringError(
-                    "after the first step only the memory's size can change: "
-                    f"give Budget({before.kind!r}, {budget.size}, {before.selection!r})"
-                )
-            return replace(learnt, memory=replace(before, size=budget.size))
+            return parameters.later_recipe(self._model.method.recipe, self.memory)
         return parameters.first_recipe(self.recipe, self.backbone, self.memory, self.seed, self.progress)
 
     def _new_model(self, pixels: Images) -> Model:

@@ -80,6 +80,17 @@ def first_recipe(
     return with_memory(recipe, memory)
 
 
+def later_recipe(learnt: Recipe, memory: int | Budget | None) -> Recipe:
+    """Return the recipe of a later step: the one that was learnt with, and the size of the memory that is given."""
+    budget, before = with_memory(learnt, memory).memory, learnt.memory
+    if (budget.kind, budget.selection) != (before.kind, before.selection):
+        raise TreeringError(
+            "after the first step only the memory's size can change: "
+            f"give Budget({before.kind!r}, {budget.size}, {before.selection!r})"
+        )
+    return replace(learnt, memory=replace(before, size=budget.size))
+
+
 def with_memory(recipe: Recipe, memory: int | Budget | None) -> Recipe:
     """Return the recipe with a learner's memory, if that is given."""
     if memory is None:
