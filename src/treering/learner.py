@@ -11,7 +11,6 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
