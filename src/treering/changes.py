@@ -246,6 +246,12 @@ def new_label(text: str, classes: Labels) -> str:
     name = unicodedata.normalize("NFC", text)
     if not all(isinstance(label, str) for label in classes):
         raise TreeringError("the classes of this model are numbers: rename them in Python, with Learner.rename")
-    if Path(name).name != name or name.startswith(".") or "\0" in name or len(name.encode(errors="replace")) > 255:
+    if (
+        not name
+        or Path(name).name != name
+        or name.startswith(".")
+        or "\0" in name
+        or len(name.encode(errors="replace")) > 255
+    ):
         raise TreeringError(f"{shown(name)} cannot be the name of a folder of photos: give another name")
     return name

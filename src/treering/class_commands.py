@@ -32,8 +32,9 @@ def forget(
     with interruptible(AGAIN):
         versions = changes.in_folder(model, changes.Forget(known))
     for label in known:
-        _line(_forgotten(before, before.classes.index(label), versions))
-    _line(f"What {'it' if len(known) == 1 else 'they'} shared stays: {_what_stays(before)}.")
+        _line(_forgotten(before, before.classes.index(label)))
+    changed = f"{counted(versions, 'version')} {'was' if versions == 1 else 'were'} changed"
+    _line(f"{changed}; what {'it' if len(known) == 1 else 'they'} shared stays {_what_stays(before)}")
 
 
 def rename(
@@ -86,7 +87,7 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def _forgotten(before: Manifest, column: int, versions: int) -> str:
+def _forgotten(before: Manifest, column: int) -> str:
     """Return what went with a class."""
     files, solved = before.files, _is_solved(before)
     parts = [counted(len(files.memory[column]), "exemplar")] if files.memory[column] else []
@@ -94,7 +95,7 @@ def _forgotten(before: Manifest, column: int, versions: int) -> str:
     parts += ["its head", "its sums"] if solved else ["its head"]
     what = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
     verb = "is" if parts == ["its head"] else "are"
-    return f"{before.classes[column]}: {what} {verb} gone from {counted(versions, 'version')}"
+    return f"{before.classes[column]}: {what} {verb} gone"
 
 
 def _what_stays(before: Manifest) -> str:
