@@ -265,16 +265,22 @@ class ClosedForm(Method):
         chosen = torch.tensor(rows, dtype=torch.long, device=step.labels.device)
         return replace(step, images=step.images[chosen], labels=step.labels[chosen])
 
+    def _solved(self) -> list[Solved]:
+        """Return the networks that answer."""
+        return [self.frozen]
+
     def forget(self, column: int) -> None:
-        """Remove a class: its head, its sums and its exemplars. The hashes of its images stay, and match none."""
-        self.frozen.forget(column)
+        """Remove a class: its heads, sums and exemplars. Hashes of its images stay, and what it did to weights."""
+        for solved in self._solved():
+            solved.forget(column)
         self.memory.forget(column)
         self.numbers.forget(column)
         self.left_out, self._distances = None, None
 
     def merge(self, kept: int, gone: int) -> None:
         """Make the images of the class `gone` images of the class `kept`; the best exemplars of both stay."""
-        self.frozen.merge(kept, gone)
+        for solved in self._solved():
+            solved.merge(kept, gone)
         self.memory.merge(kept, gone, self.recipe.memory.quota(self.network.classes))
         self.numbers.merge(kept, gone)
         self.left_out, self._distances = None, None

@@ -178,17 +178,8 @@ class Tuned(ClosedForm):
         self.tuned.network.features.load_state_dict(self.network.features.state_dict())
         self.tuned.network.mean_image.copy_(self.network.mean_image.mean((1, 2), keepdim=True))
 
-    def forget(self, column: int) -> None:
-        """Remove a class from both networks; what its images have done to the trained weights stays."""
-        super().forget(column)
-        if self.share:
-            self.tuned.forget(column)
-
-    def merge(self, kept: int, gone: int) -> None:
-        """Make the images of one class images of another for both networks."""
-        super().merge(kept, gone)
-        if self.share:
-            self.tuned.merge(kept, gone)
+    def _solved(self) -> list[Solved]:
+        return [self.frozen, self.tuned] if self.share else [self.frozen]
 
     def probabilities(self, images: Tensor) -> Tensor:
         seen = self.plain(images)
