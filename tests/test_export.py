@@ -143,6 +143,7 @@ class Wrong(export.Deployed):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         answer = super().forward(images)
+        assert isinstance(answer, torch.Tensor)
         return answer.flip(1) if torch.compiler.is_exporting() else answer
 
 
@@ -163,11 +164,11 @@ def test_a_file_that_answers_differently_is_not_kept(
 def test_the_check_is_on_every_answer(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, wrong: float
 ) -> None:
-    def off(deployed: Any, pixels: torch.Tensor, facts: dict[str, str]) -> tuple[bytes, np.ndarray]:
+    def off(deployed: Any, pixels: torch.Tensor, facts: dict[str, str]) -> tuple[bytes, list[np.ndarray]]:
         with torch.no_grad():
             answers = deployed(pixels).numpy().copy()
         answers[-1, -1] += wrong
-        return b"content", answers
+        return b"content", [answers]
 
     monkeypatch.setattr(export, f"_{suffix}", off)
     with pytest.raises(TreeringError, match="answers differently"):
@@ -193,9 +194,9 @@ def test_missing_packages_are_one_line(
 def test_a_place_that_cannot_be_written_is_one_line(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def small(deployed: Any, pixels: torch.Tensor, facts: dict[str, str]) -> tuple[bytes, np.ndarray]:
+    def small(deployed: Any, pixels: torch.Tensor, facts: dict[str, str]) -> tuple[bytes, list[np.ndarray]]:
         with torch.no_grad():
-            return b"content", deployed(pixels).numpy()
+            return b"content", [deployed(pixels).numpy()]
 
     monkeypatch.setattr(export, "_pt2", small)
     command("export", model, tmp_path / "nowhere" / "out.pt2").refused("cannot write", "nowhere is not a folder")

@@ -21,10 +21,10 @@ from treering.runtime import files
 COLOURS = {"red fox": (200, 40, 40), "tree": (40, 200, 40), "sea": (40, 40, 200)}
 
 
-def by_colour(images: np.ndarray) -> np.ndarray:
+def by_colour(images: np.ndarray) -> tuple[np.ndarray, None]:
     """Which of the three colours an image has most of."""
     means = images.reshape(len(images), -1, 3).mean(1)
-    return means / means.sum(1, keepdims=True)
+    return means / means.sum(1, keepdims=True), None
 
 
 @pytest.fixture(autouse=True)

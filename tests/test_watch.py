@@ -161,7 +161,7 @@ def run_until(monkeypatch: pytest.MonkeyPatch, steps: Iterator[None], clock: lis
 
 def fixed(name: str) -> Teller:
     """What takes every photo for one class."""
-    return Teller([name, "other"], 8, 3, lambda images: np.tile([0.75, 0.25], (len(images), 1)))
+    return Teller([name, "other"], 8, 3, lambda images: (np.tile([0.75, 0.25], (len(images), 1)), None))
 
 
 def test_the_command_tells_photos_as_they_come_until_ctrl_c(

@@ -210,13 +210,14 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     watch: Annotated[Path | None, typer.Option(help="Tell each photo that appears here, until Ctrl-C.")] = None,
     sort_into: Annotated[Path | None, typer.Option(help="Copy each photo to FOLDER/<class>/<name>.")] = None,
+    unknown: Annotated[float | None, typer.Option(help="Share of known photos to call unknown, 0 for none.")] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Say what images show; the exit code is 1 if any image could not be read."""
     from treering.photos.answers import Answers, Question, answer
 
-    question = Question(model, inputs or [], top, device, threads, watch, sort_into)
+    question = Question(model, inputs or [], top, device, threads, watch, sort_into, unknown)
     with interruptible():
         good = answer(question, Answers(console, Console(stderr=True), as_json))
     if not good:

@@ -24,7 +24,8 @@ def teller(model: Model) -> Teller:
     """Return what answers by this model."""
     channels, size, _ = model.image_shape
     names = [str(name) for name in model.sorted_classes()]
-    return Teller(names, size, channels, lambda images: model.probabilities(arrays.as_images(images)))
+    usual = model.usual_distances
+    return Teller(names, size, channels, lambda images: model.answers(arrays.as_images(images)), usual)
 
 
 def predictions(model: Model, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
@@ -43,6 +44,12 @@ class Evaluation:
     new_classes: set[str]
     """The classes that the last step brought."""
     skipped: list[tuple[Path, str]]
+    refused: int | None = None
+    """How many of the images the model calls unknown; None if it cannot tell."""
+    foreign: int = 0
+    """The number of images of classes that the model does not know, if it can tell unknown ones."""
+    foreign_refused: int = 0
+    """How many of these the model calls unknown."""
 
     @property
     def images(self) -> int:
@@ -69,19 +76,25 @@ def evaluate(model: Model, folder: Path) -> Evaluation:
     found = folders.scan(folder)
     skipped = list(found.skipped)
     confusion = np.zeros((len(names), len(names)), int)
+    asked = teller(model).refusing()
+    unknown: dict[bool, list[bool | None]] = {True: [], False: []}
     for name, paths in found.classes.items():
-        if name not in names:
+        known = name in names
+        if not known:
             skipped.append((paths[0].parent, "the model does not know this class"))
-            continue
-        for prediction in predictions(model, paths, top=1):
+        for prediction in asked.predictions(paths, top=1) if known or asked.threshold is not None else ():
             if prediction.error:
                 skipped.append((prediction.file, prediction.error))
-            else:
+                continue
+            unknown[known].append(prediction.unknown)
+            if known:
                 confusion[names.index(name), names.index(prediction.classes[0][0])] += 1
     if not confusion.any():
         raise TreeringError(f"{folder} has no image of a class that the model knows: it knows {', '.join(names[:10])}")
     new = {str(name) for name in model.history[-1]["new_classes"]} if len(model.history) > 1 else set()
-    return Evaluation(names, confusion.tolist(), new, skipped)
+    refused = None if asked.threshold is None else unknown[True].count(True)
+    foreign = unknown[False]
+    return Evaluation(names, confusion.tolist(), new, skipped, refused, len(foreign), foreign.count(True))
 
 
 def require_drawing(picture: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from treering.errors import TreeringError, first_line
 from treering.model import Model
+from treering.prediction import SHARE, threshold
 from treering.runtime import files
 from treering.session import own_precision
 from treering.version import __version__
@@ -24,10 +26,15 @@ TOLERANCE = 1e-4
 """The largest difference that is allowed between a probability of the exported model and of this one."""
 CHECKED = 64
 """About how many exemplars and held-out images the two models are compared on."""
+OUTPUTS = ["probabilities", "distances"]
+"""The names of a file's outputs; only models that can tell unknown images have the second."""
 
 
 class Deployed(nn.Module):
-    """Maps pixels 0..255, N x C x H x W at the size of the network's input, to probabilities N x classes."""
+    """Maps pixels 0..255, N x C x H x W at the size of the network's input, to probabilities N x classes.
+
+    If the network's module gives distances, it gives them too.
+    """
 
     columns: Tensor
 
@@ -36,8 +43,11 @@ class Deployed(nn.Module):
         self.network = network
         self.register_buffer("columns", torch.tensor(columns))
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.network(images).index_select(1, self.columns).softmax(1)
+    def forward(self, images: Tensor) -> tuple[Tensor, ...] | Tensor:
+        said = self.network(images)
+        logits_NC, *distances_N = said if isinstance(said, tuple) else (said,)
+        probabilities_NC = logits_NC.index_select(1, self.columns).softmax(1)
+        return (probabilities_NC, *distances_N) if distances_N else probabilities_NC
 
 
 def export(model: Model, out: Path) -> float:
@@ -60,16 +70,19 @@ def export(model: Model, out: Path) -> float:
     deployed = Deployed(copy.deepcopy(answering).cpu().eval(), model.sorted_columns()).eval()
     with own_precision(torch.device("cpu")):
         with torch.no_grad():
-            expected = deployed(pixels).numpy()
+            expected = _arrays(deployed(pixels))
         try:
             content, answers = (_onnx if out.suffix == ".onnx" else _pt2)(deployed, pixels, _facts(model, pixels))
         except TreeringError:
             raise
         except Exception as error:  # the exporter may raise anything for a user's network
             raise TreeringError(f"torch cannot export this network: {first_line(error)}") from None
-    difference = float(np.abs(answers - expected).max())
+    difference = float(np.abs(answers[0] - expected[0]).max())
     if not difference <= TOLERANCE:
         raise TreeringError(f"the exported model answers differently (by {difference:.2g}); {out} was not written")
+    for found, wanted in zip(answers[1:], expected[1:], strict=True):
+        if not np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max():
+            raise TreeringError(f"the exported model measures other distances than this one; {out} was not written")
     try:
         files.write(out, content)
     except OSError as error:
@@ -95,13 +108,22 @@ def _facts(model: Model, pixels: Tensor) -> dict[str, str]:
         resize += f", then to {seen} as torch's interpolate does with mode='bilinear', antialias=True, and round"
     channels, height, width = model.image_shape
     machine = {"channels": channels, "size": height, "input": pixels.shape[-1], "draft": twice}
+    usual = model.usual_distances
+    output, unknown = "probabilities: float32 N x classes", {}
+    if usual is not None:
+        output += "; distances: float32 N, squared, from the class that the image resembles most. The image resembles "
+        output += "none if that is above the threshold in `unknown`, which the share of known images there exceeds. "
+        output += "The quantiles of their distances, from 0 to 100 %, give the threshold for any other share"
+        told = {"quantiles": sorted(usual.tolist()), "share": SHARE, "threshold": threshold(usual, SHARE)}
+        unknown = {"unknown": json.dumps(told)}
     square = {"treering.preprocessing": json.dumps(machine)} if height == width else {}  # image files become squares
     return {
         "classes": json.dumps([str(name) for name in model.sorted_classes()]),
         "input": f"images: float32 N x {' x '.join(map(str, pixels.shape[1:]))}, RGB or grey, pixel values 0..255",
         "preprocessing": f"{resize}; normalisation is inside",
-        "output": "probabilities: float32 N x classes",
+        "output": output,
         "treering": __version__,
+        **unknown,
         **square,
     }
 
@@ -112,7 +134,7 @@ def _program(deployed: nn.Module, pixels: Tensor) -> torch.export.ExportedProgra
         return torch.export.export(deployed, (pixels[:2],), dynamic_shapes=({0: batch},))
 
 
-def _onnx(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[bytes, np.ndarray]:
+def _onnx(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[bytes, list[np.ndarray]]:
     try:
         import onnx
         import onnxruntime
@@ -125,8 +147,9 @@ def _onnx(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[b
         level = chatty.level
         chatty.setLevel(logging.ERROR)
         try:
+            outputs = OUTPUTS if "unknown" in facts else OUTPUTS[:1]
             exported: Any = torch.onnx.export(
-                _program(deployed, pixels), input_names=["images"], output_names=["probabilities"], verbose=False
+                _program(deployed, pixels), input_names=["images"], output_names=outputs, verbose=False
             )
         finally:
             chatty.setLevel(level)
@@ -136,19 +159,24 @@ def _onnx(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[b
     onnx.checker.check_model(graph)
     content = graph.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return content, _in_two_batches(lambda part: session.run(None, {"images": part.numpy()})[0], pixels)
+    return content, _in_two_batches(lambda part: session.run(None, {"images": part.numpy()}), pixels)
 
 
-def _pt2(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[bytes, np.ndarray]:
+def _pt2(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[bytes, list[np.ndarray]]:
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the weights share memory, since the optimiser keeps them in one tensor
         torch.export.save(_program(deployed, pixels), buffer, extra_files=facts)
     loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     with torch.no_grad():
-        return buffer.getvalue(), _in_two_batches(lambda part: loaded(part).numpy(), pixels)
+        return buffer.getvalue(), _in_two_batches(lambda part: _arrays(loaded(part)), pixels)
 
 
-def _in_two_batches(ask: Any, pixels: Tensor) -> np.ndarray:
+def _in_two_batches(ask: Callable[[Tensor], Sequence[np.ndarray]], pixels: Tensor) -> list[np.ndarray]:
     """Return the answers for batches of two sizes, so that a fixed batch size would be noticed."""
-    return np.concatenate([ask(part) for part in (pixels[:1], pixels[1:]) if len(part)])
+    parts = [ask(part) for part in (pixels[:1], pixels[1:]) if len(part)]
+    return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+
+
+def _arrays(outputs: Tensor | tuple[Tensor, ...]) -> list[np.ndarray]:
+    return [output.numpy() for output in (outputs if isinstance(outputs, tuple | list) else (outputs,))]

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from treering import changes, evaluation, model, parameters, session
 from treering import export as exporting
@@ -25,6 +25,7 @@ from treering.core.trainer import InFlight, Watcher
 from treering.errors import TreeringError
 from treering.images import arrays, given
 from treering.model import Model
+from treering.prediction import SHARE, threshold
 from treering.progress import Progress, Reporter
 from treering.recipe import Budget, Recipe, Schedule
 from treering.runtime.device import find_device
@@ -263,9 +264,15 @@ class Learner:
         Images are given as for `partial_fit`, except as a folder; the name of a single file works too.
         """
         with self._gate.using("predict"):
-            learnt = self.learnt_model()
-            opened = given.opened(images, *self._file_format())
-            return learnt.probabilities(arrays.as_images(opened, learnt.image_shape[0]))
+            return self.learnt_model().probabilities(self._asked(images))
+
+    def unknown(self, images: Any, share: float = SHARE) -> np.ndarray:
+        """Return which images resemble no class; of images of known classes, about this share is among them."""
+        with self._gate.using("predict"):
+            limit = threshold(self.learnt_model().usual_distances, share)
+            pixels = self._asked(images)
+            _, distances = self.learnt_model().answers(pixels)
+            return np.zeros(len(pixels), bool) if distances is None else distances > limit
 
     def score(self, images: Any, labels: Any = None) -> float:
         """Return the share of images whose predicted class is their label."""
@@ -337,9 +344,11 @@ class Learner:
         module = self.backbone if isinstance(self.backbone, nn.Module) else None
         return Model(session.begin(recipe, pixels, seed, device, module), seed, tuple(pixels.shape[1:]))
 
+    def _asked(self, images: Any) -> Tensor:
+        return arrays.as_images(given.opened(images, *self._file_format()), self.learnt_model().image_shape[0])
+
     def _examples(self, images: Any, labels: Any) -> tuple[Images, list[Hashable]]:
-        channels = self._model.image_shape[0] if self._model else None
-        return given.examples(images, labels, *self._file_format(), channels)
+        return given.examples(images, labels, *self._file_format(), self._model.image_shape[0] if self._model else None)
 
     def _file_format(self) -> tuple[int, int]:
         """Return the side and the channels of the squares that image files are read as."""

@@ -79,10 +79,23 @@ class Model:
         """Return N x classes, in the order of `sorted_classes`, for images N x C x H x W of the model's shape."""
         self.require_shape(pixels.shape)
         with own_precision(self.method.network.device):
-            probabilities = self.method.probabilities(pixels).double().cpu().numpy()
-        if not np.isfinite(probabilities).all():
-            raise TreeringError("the model gives numbers that are not finite for these images: it cannot answer")
-        probabilities = probabilities[:, self.sorted_columns()]
+            return self._in_order(self.method.probabilities(pixels))
+
+    def answers(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return `probabilities`, and how far each image is from the class that it resembles most, where measured."""
+        self.require_shape(pixels.shape)
+        with own_precision(self.method.network.device):
+            probabilities_NC, distances_N = self.method.answers(pixels)
+            return self._in_order(probabilities_NC), None if distances_N is None else _finite(distances_N)
+
+    @property
+    def usual_distances(self) -> np.ndarray | None:
+        """Quantiles of the distances of images of known classes, where the model measures them."""
+        usual = self.method.usual_distances
+        return None if usual is None else usual.numpy()
+
+    def _in_order(self, probabilities_NC: Tensor) -> np.ndarray:
+        probabilities = _finite(probabilities_NC)[:, self.sorted_columns()]
         return probabilities / probabilities.sum(1, keepdims=True)  # they summed to 1 in float32 only
 
     def require_shape(self, shape: Sequence[int]) -> None:
@@ -140,6 +153,13 @@ class Model:
         }
         tensors, exemplars = method.tensors(), method.memory.exemplars
         return Content(facts, self.classes, tensors, exemplars, self.held_out, self.history)
+
+
+def _finite(answers: Tensor) -> np.ndarray:
+    found: np.ndarray = answers.double().cpu().numpy()
+    if not np.isfinite(found).all():
+        raise TreeringError("the model gives numbers that are not finite for these images: it cannot answer")
+    return found
 
 
 def load(path: Path, backbone: nn.Module | None, device: torch.device) -> Model:

@@ -6,7 +6,7 @@ Nothing here loads PyTorch, which takes seconds and which an exported file does 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ from treering.runtime import files
 
 BATCH = 32
 """The number of images that are decoded and predicted at once."""
+SHARE = 0.05
+"""The share of images of known classes that are called unknown, unless the user wishes another."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Prediction:
     classes: list[tuple[str, float]]
     """The classes with their probabilities."""
     error: str | None = None
+    unknown: bool | None = None
+    """Whether it resembles none of the classes; None if that was not asked."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +43,59 @@ class Teller:
     size: int
     """The side of the squares that image files are read as."""
     channels: int
-    probabilities: Callable[[np.ndarray], np.ndarray]
-    """Maps images N x size x size x channels, uint8, to probabilities N x classes."""
+    answers: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]
+    """Maps images N x size x size x channels, uint8, to probabilities N x classes, and to distances if it can."""
+    usual: np.ndarray | None = None
+    """Quantiles of the distances of images of known classes, if it can tell unknown ones."""
+    threshold: float | None = None
+    """The distance beyond which an image is unknown; None if that is not asked."""
+
+    def refusing(self, share: float | None = None) -> Teller:
+        """Return the same, which calls as many images unknown as makes this share of images of known classes.
+
+        The default is the usual share where unknown images can be told, and elsewhere 0, which is not to ask at all.
+        """
+        if share is None:
+            share = 0.0 if self.usual is None else SHARE
+        limit = threshold(self.usual, share)
+        return replace(self, threshold=limit if share else None)
 
     def predictions(self, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
         """Yield the `top` classes of each file; files are read in parts, so any number takes the same memory."""
         names_of_files = iter(paths)
         for decoded in read_in_parts(paths, self.size, self.channels, BATCH):
             good = [result for result in decoded if not isinstance(result, str)]
-            rows = iter(self.probabilities(np.stack(good)) if good else ())
+            rows = self._rows(np.stack(good)) if good else iter(())
             for result in decoded:
                 file = next(names_of_files)
                 if isinstance(result, str):
-                    yield Prediction(file, [], result)
+                    yield Prediction(file, [], result, None if self.threshold is None else False)
                     continue
-                row = next(rows)
+                row, unknown = next(rows)
                 best = np.argsort(-row, kind="stable")[:top]
-                yield Prediction(file, [(self.names[index], float(row[index])) for index in best])
+                classes = [(self.names[index], float(row[index])) for index in best]
+                yield Prediction(file, classes, unknown=unknown)
+
+    def _rows(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, bool | None]]:
+        """Return the probabilities of each image, and whether it is unknown."""
+        probabilities, distances = self.answers(images)
+        if self.threshold is None or distances is None:
+            return zip(probabilities, [None] * len(images), strict=True)
+        return zip(probabilities, (distances > self.threshold).tolist(), strict=True)
+
+
+def threshold(usual: np.ndarray | None, share: float) -> float:
+    """Return the distance beyond which this share of the usual ones lies; infinite for none."""
+    if not 0 <= share <= 1:
+        raise TreeringError(f"the share of known images to call unknown must be from 0 to 1, not {share}")
+    if not share:
+        return float("inf")
+    if usual is None:
+        raise TreeringError(
+            "this model cannot tell unknown images: use a pretrained network, give two images of a class or more, and "
+            "export the model again if it was exported by an earlier version"
+        )
+    return float(np.quantile(usual, 1 - share))
 
 
 def files_in(places: Sequence[Path]) -> list[Path]:

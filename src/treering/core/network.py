@@ -163,6 +163,16 @@ class IncrementalNetwork(nn.Module):
         """Map images to the logits of the classes learnt so far, in evaluation mode."""
         return self._in_batches(images, lambda part: self(part)[:, : self.classes])
 
+    def predict_both(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `predict_features` and `predict_logits` do, at the cost of one of them."""
+
+        def both(part: Tensor) -> Tensor:
+            features_ND = self.extract(part)
+            return torch.cat([features_ND, self.logits(features_ND)[:, : self.classes]], 1)
+
+        features_ND, logits_NC = self._in_batches(images, both).split([self.feature_size, self.classes], 1)
+        return features_ND, logits_NC
+
     @torch.no_grad()
     def _in_batches(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         most = BATCH_IMAGES.get(self.device.type, BATCH_IMAGES["cpu"])

@@ -7,7 +7,7 @@ What is usual is known from images that are left out: each is measured by all ot
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treering.core.closed_form import Statistics
 
@@ -15,8 +15,6 @@ PENALTY = 1.5
 """What is added to the diagonal of the scatter of features of length 1."""
 QUANTILES = 201
 """How many quantiles of the usual distances are kept: the share of images that are refused may be any."""
-REFUSED = 0.05
-"""The share of images of known classes that are refused, unless the user wishes another."""
 
 
 class Distances:
@@ -32,6 +30,10 @@ class Distances:
     def __call__(self, features_ND: Tensor) -> Tensor:
         """Return the distance of each image to the nearest class."""
         return self._to_classes(features_ND[:, self.chosen].double())[0].min(1).values
+
+    def module(self) -> nn.Module:
+        """Return a module that does the same in float32."""
+        return _InFloat32(self)
 
     def left_out(self, features_ND: Tensor, labels_N: Tensor) -> Tensor:
         """Return the distances of images that the sums hold, each as the sums would be without it.
@@ -58,16 +60,34 @@ class Distances:
         return (x_inverse_ND * x_ND).sum(1)[:, None] - 2 * x_inverse_ND @ self.means.T + squares_C, x_inverse_ND
 
 
+class _InFloat32(nn.Module):
+    """Maps features of length 1 to distances; both are seen from the middle of all classes, which costs few digits."""
+
+    middle: Tensor
+    inverse: Tensor
+    directions: Tensor
+    squares: Tensor
+
+    def __init__(self, distances: Distances) -> None:
+        super().__init__()
+        self.chosen = distances.chosen
+        middle = distances.means.mean(0)
+        means = distances.means - middle
+        directions = means @ distances.inverse
+        parts = {"middle": middle, "inverse": distances.inverse, "directions": directions.T}
+        parts["squares"] = (directions * means).sum(1)
+        for name, part in parts.items():
+            self.register_buffer(name, part.float().contiguous())
+
+    def forward(self, features_ND: Tensor) -> Tensor:
+        x_ND = features_ND[:, self.chosen] - self.middle
+        to_classes_NC = self.squares - 2 * x_ND @ self.directions
+        return (x_ND @ self.inverse * x_ND).sum(1) + to_classes_NC.amin(1)
+
+
 def usual(distances_N: Tensor) -> Tensor:
     """Return quantiles of the finite distances, from the least to the largest; none if there are none."""
     finite_N = distances_N[distances_N.isfinite()]
     if not len(finite_N):
         return finite_N
     return finite_N.quantile(torch.linspace(0, 1, QUANTILES, dtype=finite_N.dtype, device=finite_N.device))
-
-
-def threshold(usual_Q: Tensor, refused: float) -> float:
-    """Return the distance beyond which this share of the usual images lies; infinite for none."""
-    if not len(usual_Q) or not refused:
-        return float("inf")
-    return float(usual_Q.quantile(1 - refused))

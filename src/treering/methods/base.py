@@ -248,17 +248,20 @@ class Method(ABC):
         return augment.plain(images, self.outside_training(self.recipe))
 
     def answering(self) -> nn.Module | None:
-        """Return a module that maps images as `plain` returns them to logits; None if it answers by something else."""
+        """Return a module that maps images as `plain` returns them to logits; None if it answers by something else.
+
+        Where distances are measured, it maps images to logits and distances.
+        """
         return self.network if type(self).probabilities is Method.probabilities else None
 
     @property
     def usual_distances(self) -> Tensor | None:
-        """Quantiles of the `distances` of images of known classes, where the method measures them."""
+        """Quantiles of the distances of images of known classes, where the method measures them."""
         return None
 
-    def distances(self, images: Tensor) -> Tensor:
-        """Return how far each image is from the class that it resembles most."""
-        raise TreeringError(f"{self.recipe.method} cannot tell unknown images: choose a pretrained network")
+    def answers(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return `probabilities`, and how far each image is from the class that it resembles most, where measured."""
+        return self.probabilities(images), None
 
     # The memory
 

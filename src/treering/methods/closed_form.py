@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treering.core import selection, unknown
@@ -174,7 +174,8 @@ class ClosedForm(Method):
         self.frozen.add(new)
         at_hand = AtHand(step, asked, own, old, new, before)
         self._distances = None
-        self.usual = unknown.usual(self._measure().left_out(*stacked(at_hand.features()))).cpu()
+        usual = unknown.usual(self._measure().left_out(*stacked(at_hand.features()))).cpu()
+        self.usual = usual if len(usual) else self.usual
         self.left_out = self._conclude(at_hand, self.frozen.log_probabilities(at_hand.features(), keep=True))
         self._store(step, new)
 
@@ -225,12 +226,18 @@ class ClosedForm(Method):
         return self._distances
 
     @property
-    def usual_distances(self) -> Tensor:
-        return self.usual
+    def usual_distances(self) -> Tensor | None:
+        return self.usual if len(self.usual) else None
 
-    def distances(self, images: Tensor) -> Tensor:
-        features_ND = F.normalize(self.network.predict_features(self.plain(images)))
-        return self._measure()(features_ND)
+    def answers(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.usual_distances is None:
+            return self.probabilities(images), None
+        features_ND, logits_NC = self.network.predict_both(self.plain(images))
+        return logits_NC.softmax(1), self._measure()(F.normalize(features_ND))
+
+    def answering(self) -> nn.Module:
+        """Return a module that maps images to logits and, if it is known which are usual, to distances."""
+        return self.network if self.usual_distances is None else _Measuring(self.network, self._measure())
 
     def tensors(self) -> dict[str, Tensor]:
         summed = torch.tensor(sorted(self.summed), dtype=torch.int64)
@@ -311,6 +318,18 @@ class ClosedForm(Method):
         rankings = selection.rank(features, quota, selection.RULES[self.recipe.memory.selection], self.generator)
         for label, ranking in zip(candidates, rankings, strict=True):
             self.memory.store(label, pixels.tensor(candidates[label][ranking]).to(self.network.device))
+
+
+class _Measuring(nn.Module):
+    """Maps images to logits and distances."""
+
+    def __init__(self, network: IncrementalNetwork, distances: Distances) -> None:
+        super().__init__()
+        self.network, self.distances = network, distances.module()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features_ND = self.network.extract(images)
+        return self.network.logits(features_ND), self.distances(F.normalize(features_ND))
 
 
 def stacked(features: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:

@@ -187,9 +187,17 @@ class Tuned(ClosedForm):
         said = [share * network.predict_logits(seen).softmax(1) for network, share in parts.items() if share]
         return torch.stack(said).sum(0)
 
+    def answers(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.usual_distances is None or not self.share:
+            return super().answers(images)
+        frozen_NC, distances_N = super().answers(images)
+        tuned_NC = self.tuned.network.predict_logits(self.plain(images)).softmax(1)
+        return (1 - self.share) * frozen_NC + self.share * tuned_NC, distances_N
+
     def answering(self) -> nn.Module:
-        """Return a module that maps images to the logarithms of their probabilities."""
-        return _Both(self.network, self.tuned.network, self.share) if self.share else self.network
+        """Return a module that maps images to the logarithms of their probabilities, and to distances if it can."""
+        frozen = super().answering()
+        return _Both(frozen, self.tuned.network, self.share) if self.share else frozen
 
     @classmethod
     def plan_step(cls, recipe: Recipe, step: Counts, memory: Counts) -> list[StagePlan]:
@@ -288,15 +296,18 @@ class _FromClosedForm(EEIL):
 
 
 class _Both(nn.Module):
-    """The mean of two networks' probabilities."""
+    """The mean of two networks' probabilities, and the distances that the frozen one's module may give."""
 
-    def __init__(self, frozen: IncrementalNetwork, tuned: IncrementalNetwork, share: float) -> None:
+    def __init__(self, frozen: nn.Module, tuned: IncrementalNetwork, share: float) -> None:
         super().__init__()
         self.frozen, self.tuned, self.share = frozen, tuned, share
 
-    def forward(self, images: Tensor) -> Tensor:
-        frozen, tuned = (network(images)[:, : self.frozen.classes].softmax(1) for network in (self.frozen, self.tuned))
-        return ((1 - self.share) * frozen + self.share * tuned).clamp_min(1e-30).log()
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        said = self.frozen(images)
+        logits_NC, *distances_N = said if isinstance(said, tuple) else (said,)
+        frozen, tuned = (part[:, : self.tuned.classes].softmax(1) for part in (logits_NC, self.tuned(images)))
+        both = ((1 - self.share) * frozen + self.share * tuned).clamp_min(1e-30).log()
+        return (both, *distances_N) if distances_N else both
 
 
 def _copied(network: IncrementalNetwork) -> IncrementalNetwork:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -36,6 +37,8 @@ class Question:
     """A folder whose new photos are told until the command is interrupted."""
     sort_into: Path | None = None
     """The folder that gets a copy of each photo, in a folder of the photo's class."""
+    unknown: float | None = None
+    """The share of photos of known classes that may be called unknown; None for the usual one where it can be told."""
 
 
 def answer(question: Question, printer: Answers) -> bool:
@@ -76,7 +79,7 @@ def _sorted(found: Prediction, sorter: Sorter | None) -> tuple[Prediction, Copy 
     if sorter is None or found.error:
         return found, None
     try:
-        return found, sorter.copy(found.file, found.classes[0][0])
+        return found, sorter.copy(found.file, None if found.unknown else found.classes[0][0])
     except OSError as error:
         return replace(found, error=f"cannot be copied into {sorter.folder}: {error.strerror or error}"), None
 
@@ -88,7 +91,7 @@ class Source:
         self.question = question
         self.is_folder = files.is_folder(question.model) or question.model.suffix != ".onnx"
         self._version = self._latest()
-        self._teller = self._load()
+        self._teller = self._load().refusing(question.unknown)
 
     def teller(self) -> Teller:
         """Return what answers by the model as it is now; a version that cannot be read leaves the one before it."""
@@ -96,7 +99,7 @@ class Source:
         if latest != self._version:
             self._version = latest
             try:
-                self._teller = self._load()
+                self._teller = self._load().refusing(self.question.unknown)
             except TreeringError as error:
                 logger.warning("the model as it was before still answers: %s", error)
         return self._teller
@@ -134,10 +137,12 @@ class Answers(Terminal):
     def show(self, found: Prediction, copy: Copy | None) -> None:
         """Print one line."""
         if self.as_json:
-            record = {
+            record: dict[str, Any] = {
                 "file": str(found.file),
                 "predictions": [{"class": name, "probability": round(value, 6)} for name, value in found.classes],
             }
+            if found.unknown is not None:
+                record["unknown"] = found.unknown
             record |= {"error": found.error} if found.error else {}
             record |= {"copy": str(copy.file)} if copy else {}
             self.console.file.write(json.dumps(record) + "\n")
@@ -146,5 +151,6 @@ class Answers(Terminal):
             self.error.line(f"{found.file}: {found.error}")
         else:
             words = ", ".join(f"{name} {100 * value:.1f} %" for name, value in found.classes)
+            words = f"unknown (most like {words})" if found.unknown else words
             where = f"; {'copied to' if copy.is_new else 'already in'} {copy.file}" if copy else ""
             self.line(f"{found.file}: {words}{where}")

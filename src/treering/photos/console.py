@@ -116,6 +116,11 @@ class Printer(Terminal):
                 accuracy = evaluation.accuracy(names)
                 if accuracy is not None:
                     self.line(f"  {what}: {accuracy:.1f} %")
+        if evaluation.refused is not None:
+            self.line(f"Of {_photos(evaluation.images)} of classes it knows, it calls {evaluation.refused} unknown")
+        if evaluation.foreign:
+            refused, foreign = evaluation.foreign_refused, _photos(evaluation.foreign)
+            self.line(f"Of {foreign} of classes it does not know, it calls {refused} unknown")
 
     def findings(self, model: Path, found: Findings) -> bool:
         """Print what a check of a model folder has found, and a verdict; return whether all is well."""
@@ -242,6 +247,10 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _classes(counts: dict[str, int], what: str) -> str:
     return f"{counted(len(counts), f'{what} class', f'{what} classes')} with {_images(sum(counts.values()))}"
+
+
+def _photos(count: int) -> str:
+    return counted(count, "photo")
 
 
 def _images(count: int) -> str:

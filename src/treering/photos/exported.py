@@ -26,6 +26,8 @@ MOST_NODES = 100_000
 """The most operations of the file's graph."""
 KEY = "treering.preprocessing"
 """The name of the fact that says how photos are prepared."""
+MOST_QUANTILES = 1000
+"""The most quantiles of usual distances that are read."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,31 @@ class Preprocessing(Checked):
         require(self.draft == 2 * self.size, f"draft must be twice the size, not {self.draft}")
 
 
+@dataclass(frozen=True)
+class Usual(Checked):
+    """How far images of known classes usually are from the class that they resemble most."""
+
+    quantiles: tuple[float, ...]
+    share: float
+    threshold: float
+
+    def _check_ranges(self) -> None:
+        require(1 <= len(self.quantiles) <= MOST_QUANTILES, f"quantiles must be 1 to {MOST_QUANTILES}")
+        require(list(self.quantiles) == sorted(self.quantiles), "quantiles must be sorted")
+        require(0 <= self.share <= 1, f"share must be from 0 to 1, not {self.share}")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a file says of itself."""
+
+    names: list[str]
+    """The classes."""
+    how: Preprocessing
+    usual: Usual | None
+    """None if the file cannot tell unknown images."""
+
+
 def opened(file: Path, threads: int | None = None) -> Teller:
     """Return what answers by this file."""
     try:
@@ -60,7 +87,7 @@ def opened(file: Path, threads: int | None = None) -> Teller:
         reason = getattr(error, "strerror", None) or error
         raise TreeringError(f"cannot read {file}: {reason}") from None
     try:
-        names, how = _facts(content)
+        facts = _facts(content)
     except TreeringError as error:
         raise TreeringError(f"{file} cannot be used: {error}; export the model again") from None
     options = onnxruntime.SessionOptions()
@@ -73,24 +100,29 @@ def opened(file: Path, threads: int | None = None) -> Teller:
     except Exception as error:  # onnxruntime has a class for each kind of error, and none for all
         raise TreeringError(f"{file} is damaged: onnxruntime says {first_line(error)}") from None
     found = [(one.name, one.type, one.shape[1:]) for one in (*session.get_inputs(), *session.get_outputs())]
-    side, kind = how.input, "tensor(float)"
-    if found != [("images", kind, [how.channels, side, side]), ("probabilities", kind, [len(names)])]:
+    how, kind = facts.how, "tensor(float)"
+    expected = [("images", kind, [how.channels, how.input, how.input]), ("probabilities", kind, [len(facts.names)])]
+    if found != expected + ([("distances", kind, [])] if facts.usual else []):
         raise TreeringError(f"{file} cannot be used: its graph does not fit what it says of itself; export it again")
-    return Teller(names, how.size, how.channels, functools.partial(_ask, session, how, file))
+    usual = np.array(facts.usual.quantiles) if facts.usual else None
+    return Teller(facts.names, how.size, how.channels, functools.partial(_ask, session, how, file), usual)
 
 
-def _ask(session: Any, how: Preprocessing, file: Path, images: np.ndarray) -> np.ndarray:
-    """Return probabilities N x classes for images N x size x size x channels."""
+def _ask(session: Any, how: Preprocessing, file: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return probabilities N x classes and perhaps distances for images N x size x size x channels."""
     pixels = _resized(images.astype(np.float32).transpose(0, 3, 1, 2), how.input)
     try:
-        (answers,) = session.run(["probabilities"], {"images": np.ascontiguousarray(pixels)})
+        answers, *more = session.run(None, {"images": np.ascontiguousarray(pixels)})
     except Exception as error:
         raise TreeringError(f"{file} cannot answer: onnxruntime says {first_line(error)}") from None
     probabilities = np.asarray(answers, np.float64)
     total = probabilities.sum(1, keepdims=True)
     if len(probabilities) != len(images) or (probabilities < 0).any() or not np.allclose(total, 1, atol=1e-3):
         raise TreeringError(f"{file} cannot be used: its answers are no probabilities; export the model again")
-    return probabilities / total  # they summed to 1 in float32 only
+    distances = np.asarray(more[0], np.float64) if more else None
+    if distances is not None and (distances.shape != (len(images),) or not np.isfinite(distances).all()):
+        raise TreeringError(f"{file} cannot be used: its distances are no numbers; export the model again")
+    return probabilities / total, distances  # they summed to 1 in float32 only
 
 
 def _resized(images: np.ndarray, side: int) -> np.ndarray:
@@ -119,8 +151,8 @@ def _taps(held: int, side: int) -> tuple[np.ndarray, np.ndarray]:
 # The file as such: nested messages of protocol buffers. Numbers below are those of the fields in onnx.proto.
 
 
-def _facts(content: bytes) -> tuple[list[str], Preprocessing]:
-    """Return the classes and how photos are prepared, once the graph is known to need nothing but this file."""
+def _facts(content: bytes) -> Facts:
+    """Return what the file says of itself, once the graph is known to need nothing but this file."""
     facts: dict[str, bytes] = {}
     try:
         for number, value in _fields(memoryview(content)):
@@ -133,13 +165,14 @@ def _facts(content: bytes) -> tuple[list[str], Preprocessing]:
         require(sum(map(len, facts.values())) <= MOST_FACTS, "it says too much of itself")
         require("classes" in facts and KEY in facts, "it does not say how photos are prepared")
         how = Preprocessing.of(parse_json(facts[KEY]), f"{KEY}.")
+        usual = Usual.of(parse_json(facts["unknown"]), "unknown.") if "unknown" in facts else None
         names = list(checked(parse_json(facts["classes"]), tuple[str, ...], "classes"))
     except TreeringError:
         raise
     except (ValueError, IndexError) as error:
         raise TreeringError(f"it is damaged ({error})") from None
     require(len(names) > 0 and len(set(names)) == len(names), "its classes are not names that all differ")
-    return names, how
+    return Facts(names, how, usual)
 
 
 def _require_self_contained(graph: memoryview) -> None:

@@ -18,6 +18,8 @@ LARGEST_PHOTO = 2**30
 """The most bytes of a photo that is copied."""
 LONGEST_NAME = 100
 """The most letters of a folder's name that come from the class."""
+UNKNOWN = "unknown"
+"""The folder of photos that resemble no class; a class of that name has another one."""
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 """The names that Windows keeps to itself."""
 
@@ -32,7 +34,7 @@ class Copy:
 
 
 class Sorter:
-    """Copies photos to FOLDER/<class>/<name>, and never changes or replaces any other file."""
+    """Copies photos to FOLDER/<class>/<name> or FOLDER/unknown/<name>, and never changes or replaces any other file."""
 
     def __init__(self, folder: Path, inputs: Sequence[Path]) -> None:
         real = folder.resolve()
@@ -45,13 +47,15 @@ class Sorter:
             raise TreeringError(f"cannot sort into {folder}: {error.strerror}") from None
         self.folder = folder
 
-    def copy(self, photo: Path, class_name: str) -> Copy:
-        """Copy a photo into the folder of its class; a different photo of the same name there stays, beside the copy.
+    def copy(self, photo: Path, class_name: str | None) -> Copy:
+        """Copy a photo into the folder of its class, or of unknown ones if it has none.
+
+        A different photo of the same name there stays, beside the copy.
 
         An equal one is not copied again. If the copying fails or is interrupted, nothing is left of it.
         """
         content, times = files.read(photo, LARGEST_PHOTO), photo.stat()
-        place = self.folder / folder_name(class_name)
+        place = self.folder / (UNKNOWN if class_name is None else folder_name(class_name))
         place.mkdir(exist_ok=True)
         for number in itertools.count(1):
             target = place / (photo.name if number == 1 else f"{photo.stem}-{number}{photo.suffix}")
@@ -73,7 +77,7 @@ def folder_name(class_name: str) -> str:
         safe = f"_{safe}"
     while len(os.fsencode(safe)) > 2 * LONGEST_NAME:
         safe = safe[:-1]
-    if safe == class_name:
+    if safe == class_name and safe.lower() != UNKNOWN:
         return safe
     return f"{safe}-{hashlib.sha256(class_name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
