@@ -213,14 +213,15 @@ def fuzz(
     folders: int, seed: int, work: Path, workers: int = 1, only: int | None = None, until: float = 1e18
 ) -> list[dict[str, Any]]:
     """Try so many folders; return a record of each. `only` repeats one, and no folder is begun after `until`."""
-    from treering import cli, model  # noqa: F401  # each child has what was imported before it began
-    from treering.photos import console, overview  # noqa: F401
-    from treering.storage import check  # noqa: F401
-
     os.environ["XDG_STATE_HOME"] = str(work / "state")
     torch.set_num_threads(1)
     (work / "models").mkdir(parents=True)
     models, numbers = make_models(work / "models"), range(folders) if only is None else [only]
+    shutil.copytree(models["closed-form"], work / "warm")
+    with contextlib.redirect_stdout(io.StringIO()) as unseen:  # each child has what these import
+        cli_console(unseen)
+        for what in COMMANDS:
+            run_command(what, work / "warm", work / "models", work / "said")
     readers = []
     for worker in range(workers):
         reader, writer = os.pipe()
