@@ -80,14 +80,13 @@ def run_all(path: Path, source: Path, said: Path, answer: int) -> None:
     for what in COMMANDS:
         os.ftruncate(out, 0)
         os.lseek(out, 0, os.SEEK_SET)
-        for name, number in (("stdout", 1), ("stderr", 2)):
-            setattr(sys, name, io.TextIOWrapper(os.fdopen(os.dup(number), "wb"), "utf-8", write_through=True))
+        streams = [io.TextIOWrapper(os.fdopen(os.dup(number), "wb"), "utf-8", write_through=True) for number in (1, 2)]
+        sys.stdout, sys.stderr = streams
         cli_console(sys.stdout)
         found = run_command(what, path, source, said)
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
+        for stream in streams:
+            with contextlib.suppress(OSError, ValueError):
+                stream.close()
         found["said"] = said.read_bytes().decode("utf-8", "replace")
         os.write(answer, json.dumps(found).encode() + b"\n")
 

@@ -181,9 +181,9 @@ def test_a_jpeg_with_a_raw_files_name_is_a_jpeg(tmp_path: Path) -> None:
 
 def reason(tmp_path: Path, content: bytes, name: str = "photo") -> str:
     (tmp_path / name).write_bytes(content)
-    started = time.monotonic()
+    started = time.process_time()  # other programs may have the processors meanwhile
     said = files.read(tmp_path / name, 16)
-    assert time.monotonic() - started < 8
+    assert time.process_time() - started < 8
     assert isinstance(said, str)
     return said
 

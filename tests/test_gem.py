@@ -319,12 +319,12 @@ def test_the_memory_is_shown_as_the_network_sees_images_outside_training() -> No
 
 
 def test_a_diverged_training_is_an_error() -> None:
-    method = gem(training=Schedule(epochs=4, lr=1e30))
+    method = gem(training=Schedule(epochs=4, lr=1e29))
     with pytest.raises(TreeringError, match="training diverged"):
         method.learn_step(step_of([0, 1] * 4, 2))
     method = gem()
     method.learn_step(step_of([0, 1] * 4, 2))
-    method.recipe = replace(method.recipe, training=Schedule(epochs=4, lr=1e30))
+    method.recipe = replace(method.recipe, training=Schedule(epochs=4, lr=1e29))
     with pytest.raises(TreeringError, match="training diverged"):
         method.learn_step(step_of([2, 3] * 4, 2))
 

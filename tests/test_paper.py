@@ -111,7 +111,7 @@ def test_a_choice_that_makes_no_sense_is_one_clear_line(only: list[str], message
 
 
 def plan_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(speed, "images_per_second", lambda recipe, shape, device: 1000.0)
+    monkeypatch.setattr(speed, "images_per_second", lambda *arguments: 1000.0)
     screen = Console(file=io.StringIO(), width=160)
     runs = list(paper.find(name).runs(1))
     place = Place(tmp_path / "data", tmp_path / "results", torch.device("cpu"))

@@ -24,7 +24,7 @@ from treering.images import files as image_files
 from treering.images import folders as images
 from treering.methods import speed
 from treering.photos import overview
-from treering.prediction import Prediction
+from treering.prediction import Prediction, Teller
 from treering.storage import model_folder
 
 CLASSES = ["cat", "dog", "owl"]
@@ -328,7 +328,7 @@ def test_answers_of_the_first_files_come_before_the_others_are_read(
     read = image_files.read
     monkeypatch.setattr(image_files, "read", lambda file, *size: (seen.append(file), read(file, *size))[1])
     files = sorted((place / "test").rglob("*.png"))
-    answers = evaluation.predictions(learner.learnt_model(), files, 1)
+    answers = evaluation.teller(learner.learnt_model()).predictions(files, 1)
     assert seen == []
     for number, answer in enumerate(answers):
         assert answer.file == files[number]
@@ -387,11 +387,11 @@ def test_the_printed_numbers_of_a_scripted_model(place: Path, tmp_path: Path, mo
     """Cats: 2 of 3 right, one taken for an owl. Dogs: 1 of 4, two taken for cats, one for an owl. Owls: 5 of 5."""
     script = {"cat": "cat owl cat", "dog": "cat dog cat owl", "owl": "owl owl owl owl owl"}
 
-    def scripted(learner: Learner, files: list[Path], top: int) -> Any:
+    def scripted(teller: Teller, files: list[Path], top: int) -> Any:
         said = script[files[0].parent.name].split()
         return (Prediction(file, [(name, 0.9)]) for file, name in zip(files, said, strict=True))
 
-    monkeypatch.setattr(evaluation, "predictions", scripted)
+    monkeypatch.setattr(Teller, "predictions", scripted)
     done = command("evaluate", place / "model", place / "test", "--picture", tmp_path / "confusion.png")
     assert (done.code, done.err) == (0, "")
     assert table_rows(done.out) == [

@@ -115,7 +115,7 @@ def test_a_forgotten_class_is_in_no_file_of_any_version(path: Path) -> None:
         assert not file.is_file() or file.suffix not in (".json", ".jsonl") or b"fox" not in file.read_bytes()
     images, _ = examples({"dog": 3, "owl": 3}, side=20)
     before, after = learner.predict_proba(images)[:, [0, 2, 4]], Learner.load(path, device="cpu").predict_proba(images)
-    assert np.allclose(after, before / before.sum(1, keepdims=True), atol=1e-6)
+    assert np.allclose(after, before / before.sum(1, keepdims=True), atol=1e-5)  # one head fewer rounds otherwise
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 from treering.errors import TreeringError
 from treering.images import arrays, folders
 from treering.model import Model
-from treering.prediction import Prediction, Teller
+from treering.prediction import Teller
 from treering.runtime import files
 from treering.words import shown
 
@@ -26,11 +26,6 @@ def teller(model: Model) -> Teller:
     names = [str(name) for name in model.sorted_classes()]
     usual = model.usual_distances
     return Teller(names, size, channels, lambda images: model.answers(arrays.as_images(images)), usual)
-
-
-def predictions(model: Model, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
-    """Yield the `top` classes of each file."""
-    return teller(model).predictions(paths, top)
 
 
 @dataclass(frozen=True)
