@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import random
@@ -141,6 +142,9 @@ def try_results(tried: Tried, count: int, draw: random.Random, place: Path) -> N
     (place / "results").mkdir(parents=True)
     originals = sorted(Path(__file__).parent.parent.joinpath("results").glob("*.json"))
     own = sorted((place.parent / "peace").glob("*.json"))
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        sys.argv = ["treering", "report", str(place.parent / "peace"), "--out", str(place / "report")]
+        cli.main()  # every process that follows has what this imports
     for number in range(count):
         shutil.rmtree(place / "results")
         (place / "results").mkdir()
