@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tomllib
 from pathlib import Path
 
@@ -73,19 +74,38 @@ whoever changes one on purpose writes its new value here and tells in the change
 FILES = {
     "own.toml": 'about = "Mine"\nbase = "photos"\nbackbone = "resnet18"\n[training]\nepochs = 3\n',
     "next.toml": 'base = "own.toml"\n[training]\nlr = 0.5\n',
-    "inner/deep.toml": 'base = "../next.toml"\n[run]\norder = 4\n',
+    "inner/own.toml": 'base = "photos"\n[training]\nepochs = 3\n',
+    "inner/next.toml": 'base = "own.toml"\n[run]\norder = 4\n',
     "misspelt.toml": 'base = "photso"\n',
     "missing.toml": 'base = "nowhere.toml"\n',
     "number.toml": "base = 3\n",
     "itself.toml": 'base = "itself.toml"\n',
-    "circle.toml": 'base = "inner/back.toml"\n',
-    "inner/back.toml": 'base = "../circle.toml"\n',
+    "circle.toml": 'base = "back.toml"\n',
+    "back.toml": 'base = "circle.toml"\n',
     "broken.toml": "[run\n",
     "on-broken.toml": 'base = "broken.toml"\n',
     "wrong.toml": "[run]\nordr = 1\n",
     "on-wrong.toml": 'base = "wrong.toml"\n',
     "several.toml": "[names]\na = {run.order = 1}\n",
     "digits-too-many.toml": f"temperature = {'9' * 5000}\n",
+    "above.toml": 'base = "../own.toml"\n',
+    "elsewhere.toml": 'base = "/etc/passwd"\n',
+    "backwards.toml": 'base = "inner\\\\own.toml"\n',
+    "cut.toml": 'base = "own\\u0000.toml"\n',
+    "endless-name.toml": f'base = "{"x" * 5000}"\n',
+    "on-link.toml": 'base = "link.toml"\n',
+    "on-pipe.toml": 'base = "pipe.toml"\n',
+    "deep-list.toml": f"about = {'[' * 20000}{']' * 20000}\n",
+    "list.toml": f"about = {'[' * 900}{']' * 900}\n",
+    "deep-table.toml": f"a = {'{a=' * 10000}1{'}' * 10000}\n",
+    "deep-key.toml": f"{'.'.join('a' * 20000)} = 1\n",
+    "key.toml": f"{'.'.join('a' * 900)} = 1\n",
+    "base-key.toml": f"base.{'.'.join('a' * 900)} = 1\n",
+    "base-number.toml": f"base = 0x{'f' * 10000}\n",
+    "many-values.toml": f"about = [{'[],' * 10000}]\n",
+    "large.toml": f"# {'x' * 70000}\n",
+    **{f"link-{number}.toml": f'base = "link-{number + 1}.toml"\n' for number in range(11)},
+    "link-11.toml": "temperature = 3\n",
 }
 
 
@@ -96,6 +116,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("inner").mkdir()
     for name, text in FILES.items():
         Path(name).write_text(text)
+    Path("link.toml").symlink_to(Path("inner", "own.toml"))
+    os.mkfifo("pipe.toml")
     return tmp_path
 
 
@@ -125,9 +147,17 @@ def test_a_file_changes_only_what_it_says_of_its_base(folder: Path) -> None:
     assert Recipe.find("own.toml") == Recipe.find("photos").changed(["backbone=resnet18", "training.epochs=3"])
 
 
-def test_bases_are_chained_and_their_paths_start_at_the_file_that_names_them(folder: Path) -> None:
-    wanted = Recipe.find("own.toml").changed(["training.lr=0.5", "run.order=4"])
-    assert Recipe.find("inner/deep.toml") == Recipe.read(folder / "inner" / "deep.toml") == wanted
+def test_bases_are_chained_and_lie_beside_the_file_that_names_them(folder: Path) -> None:
+    wanted = Recipe.find("photos").changed(["training.epochs=3", "run.order=4"])
+    assert Recipe.find("inner/next.toml") == Recipe.read(folder / "inner" / "next.toml") == wanted
+
+
+def test_a_chain_may_have_ten_files(folder: Path) -> None:
+    assert Recipe.find("link-2.toml").temperature == 3
+
+
+def test_a_recipe_that_a_user_names_may_be_a_link(folder: Path) -> None:
+    assert Recipe.find("link.toml") == Recipe.find("inner/own.toml")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +172,25 @@ def test_bases_are_chained_and_their_paths_start_at_the_file_that_names_them(fol
         ("on-wrong", ["wrong.toml: unknown setting run.ordr; did you mean run.order?"]),
         ("several", ["several.toml", "[names]"]),
         ("digits-too-many", ["digits-too-many.toml is not a TOML file"]),
+        ("above", ["above.toml: base must be", "beside it", "'../own.toml'"]),
+        ("elsewhere", ["elsewhere.toml: base must be", "beside it", "'/etc/passwd'"]),
+        ("backwards", ["backwards.toml: base must be", "beside it"]),
+        ("cut", ["cut.toml: base must be", "beside it"]),
+        ("endless-name", ["endless-name.toml", "no file and no ready recipe"]),
+        ("on-link", ["on-link.toml", "link.toml is a link"]),
+        ("on-pipe", ["on-pipe.toml", "pipe.toml is not a regular file"]),
+        ("pipe", ["pipe.toml is not a regular file"]),
+        ("deep-list", ["deep-list.toml has more than 1,000 dots and brackets"]),
+        ("list", ["list.toml", "too deep"]),
+        ("deep-table", ["deep-table.toml has more than 1,000 dots and brackets"]),
+        ("deep-key", ["deep-key.toml has more than 1,000 dots and brackets"]),
+        ("key", ["key.toml: unknown setting a"]),
+        ("base-key", ["base-key.toml: base must be a text"]),
+        ("base-number", ["base-number.toml: base must be a text"]),
+        ("many-values", ["many-values.toml has more than 1,000 dots and brackets"]),
+        ("large", ["large.toml", "more than 65,536 bytes"]),
+        ("link-0", ["link-0.toml", "beyond the 10 recipes of a chain"]),
+        ("link-1", ["link-1.toml", "beyond the 10 recipes of a chain"]),
     ],
 )
 def test_a_base_that_cannot_be_is_one_line_that_says_why(folder: Path, name: str, fragments: list[str]) -> None:
