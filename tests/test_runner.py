@@ -898,6 +898,42 @@ def test_a_loss_that_is_not_a_number_in_a_later_step_is_a_clear_error_and_no_res
     assert not run.result_file.exists()
 
 
+@pytest.mark.parametrize("kind", ["a link", "a dangling link", "a file"])
+def test_states_are_kept_in_a_folder_of_the_results_and_nowhere_else(tmp_path: Path, kind: str) -> None:
+    results, outside = tmp_path / "results", tmp_path / "outside"
+    for folder in (results, outside):
+        folder.mkdir()
+    precious = outside / f"{files.TEMPORARY}{uuid.uuid4().hex}"
+    precious.write_text("mine")
+    if kind == "a file":
+        (results / ".unfinished").write_text("mine")
+    else:
+        (results / ".unfinished").symlink_to(outside if kind == "a link" else tmp_path / "nothing")
+    with pytest.raises(TreeringError, match=r"\.unfinished is a link or a file: remove it"):
+        StreamRun(TINY, tiny_images(), results)()
+    assert list(outside.iterdir()) == [precious]
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_folder_of_states_that_becomes_a_link_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    run = StreamRun(TINY, tiny_images(), tmp_path / "results")
+    states, moved = run.state.file.parent, tmp_path / "moved"
+
+    def replace_by_link(now: RunProgress) -> None:
+        if not moved.exists():
+            states.rename(moved)
+            states.symlink_to(tmp_path / "outside")
+
+    (tmp_path / "outside").mkdir()
+    run.watch = replace_by_link
+    with pytest.raises(TreeringError, match="is a link"):
+        run()
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
 def test_two_processes_cannot_be_at_one_run(tmp_path: Path) -> None:
     run = StreamRun(TINY, tiny_images(), tmp_path)
     run.state.file.parent.mkdir(parents=True)

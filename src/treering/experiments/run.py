@@ -127,7 +127,7 @@ class StreamRun(Watcher):
         """Run to the end, write the result files and return the method's own result."""
         lock = self.state.file.with_suffix(".lock")
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
+            self.state.make_folder()
             with file_lock.held(lock, lock.with_suffix(".writer")):
                 return result.finished(self.recipe, self.results, self._data) or self._run()
         except file_lock.HeldError as holder:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,10 +18,12 @@ from torch import Tensor
 from treering import model
 from treering.checked import Checked, require
 from treering.core.trainer import InFlight
-from treering.experiments import result, stored
+from treering.errors import TreeringError
+from treering.experiments import result
 from treering.experiments.result import is_of_other_images
 from treering.methods.base import Method, Snapshot
 from treering.recipe import Recipe
+from treering.runtime import files
 from treering.storage import resume
 from treering.storage.resume import prefixed, unprefixed
 
@@ -121,7 +125,15 @@ class StateFile:
         tensors |= {f"memory.{label}": images for label, images in start.exemplars.items()}
         facts = asdict(record) | {"recipe": self.recipe.to_dict(), "data": self.data, "head_sizes": start.head_sizes}
         training, facts["fits"] = resume.pack(in_flight)
-        stored.write_bytes(self.file, resume.to_bytes(tensors | training, facts))
+        self.make_folder()
+        files.write(self.file, resume.to_bytes(tensors | training, facts))
+
+    def make_folder(self) -> None:
+        """Make the file's folder; raise if a link is in its place, since what it leads to is not ours to write to."""
+        folder = self.file.parent
+        if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
+            raise TreeringError(f"{folder} is a link or a file: remove it, or choose another results folder")
+        folder.mkdir(parents=True, exist_ok=True)
 
     def take_up(
         self, method: Method, step_sizes: list[int], device: str, image_shape: Sequence[int]
