@@ -101,6 +101,15 @@ def test_a_file_that_is_not_a_result_is_named(make: Callable[[Path], Path], tmp_
     assert not (tmp_path / "out").exists()
 
 
+def test_a_result_that_is_a_link_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    save(tmp_path / "elsewhere", result())
+    results = save(tmp_path / "results", result())
+    (results / "other.json").symlink_to(tmp_path / "elsewhere" / "run-0.json")
+    with pytest.raises(TreeringError, match=r"cannot read .*other\.json: other\.json is a link: remove it"):
+        report.write(results, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_is_not_there_or_has_no_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TreeringError, match=r"there is no folder .*nowhere"):
         report.write(tmp_path / "nowhere", tmp_path / "out")

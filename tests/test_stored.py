@@ -120,7 +120,7 @@ def test_what_is_no_json_table_is_refused(tmp_path: Path, content: bytes) -> Non
     assert "is not a result" in refusal(tmp_path / "run.json")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "huge"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "huge", "link"])
 def test_only_plain_files_of_a_bounded_size_are_read(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "run.json"
     if kind == "pipe":
@@ -129,6 +129,9 @@ def test_only_plain_files_of_a_bounded_size_are_read(tmp_path: Path, kind: str) 
         file.symlink_to("/dev/zero")
     elif kind == "folder":
         file.mkdir()
+    elif kind == "link":
+        (tmp_path / "elsewhere.json").write_text(json.dumps(result()))
+        file.symlink_to("elsewhere.json")
     else:
         with file.open("wb") as stream:
             stream.truncate(10**12)
