@@ -688,6 +688,51 @@ def test_a_state_that_cannot_be_taken_up_is_named_in_a_warning_and_the_run_start
     assert state.with_suffix(".set-aside-1").read_bytes() == content
 
 
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_the_state_of_every_method_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    memory = Budget("per-step", 4, "random") if method == "gem" else TINY.memory
+    recipe = replace(TINY, method=method, outputs=6, memory=memory, augmentation=Augmentation(kind="none"))
+    run = StreamRun(recipe, tiny_images(), tmp_path)
+    monkeypatch.setattr(run.state, "remove", lambda: None)  # the state before the last step stays
+    first = run()
+    run.result_file.unlink()
+    again = StreamRun(recipe, tiny_images(), tmp_path)
+    progress: list[RunProgress] = []
+    again.watch = progress.append
+    assert without_times(again()) == without_times(first)
+    assert {now.step for now in progress} <= {3}
+
+
+@pytest.mark.parametrize("kind", ["empty space", "large tensors", "a link"])
+def test_no_more_of_a_state_is_read_than_the_run_can_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(in_flight, "parse", lambda content: pytest.fail(f"{len(content)} bytes were read"))
+    case = interruptible("plain", tmp_path)
+    state = case.interrupt("results", 6).state.file
+    if kind == "a link":
+        state.rename(tmp_path / "elsewhere")
+        state.symlink_to(tmp_path / "elsewhere")
+    elif kind == "empty space":
+        state.write_bytes(b"")
+        os.truncate(state, 2**24)  # within the bound, since a header may be as long
+    else:
+        size = 2**26
+        header = json.dumps({"start.weight": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+        state.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(state, 8 + len(header) + size)
+    with caplog.at_level(logging.WARNING):
+        case.check_the_end("results", case.epochs)
+    (record,) = caplog.records
+    said = {
+        "empty space": "bytes than it has|no JSON|Expecting",
+        "large tensors": "more than .* bytes",
+        "a link": "is a link",
+    }
+    assert re.search(said[kind], record.getMessage())
+
+
 def test_the_state_of_a_run_with_other_settings_is_set_aside_with_a_warning_and_the_run_starts_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

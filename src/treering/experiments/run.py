@@ -91,7 +91,6 @@ class StreamRun(Watcher):
         self._largest_stage = max(stage.images for step in planned for stage in step)
 
         first = next(iter(self.stream)).images
-        self._image_shape = tuple(first.shape[1:])
         self.method = session.begin(recipe, first, recipe.run.seed, first.device)
         self.method.network.reserve(len(images.class_names))
         further = {name: getattr(self.method, readout) for name, readout in self.method.further_readouts.items()}
@@ -163,7 +162,7 @@ class StreamRun(Watcher):
         """Restore the saved state, if there is one of this very run; return the step that was under way."""
         this_time = self.record
         taken_up = self.state.take_up(
-            self.method, list(map(len, self.stream.steps)), this_time.devices[0], self._image_shape
+            self.method, list(map(len, self.stream.steps)), this_time.devices[0], self.images.train_images
         )
         if taken_up is None:
             return None

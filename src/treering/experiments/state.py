@@ -26,6 +26,7 @@ from treering.recipe import Recipe
 from treering.runtime import files
 from treering.storage import resume
 from treering.storage.resume import prefixed, unprefixed
+from treering.storage.tensors import LARGEST_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,10 @@ SCORES = ("accuracy", "top5", "class_accuracy", "task_accuracy")
 """The scores that are recorded of each readout after each step."""
 LISTS = ("class_accuracy", "task_accuracy")
 """The scores that are one for each class, or each task."""
+MOST_ROWS = 2**20
+"""The most rows of a tensor whose number of rows nothing tells, besides one for each image."""
+MOST_OF_GENERATOR = 2**14
+"""The most bytes of the state of a random generator."""
 
 
 @dataclass
@@ -136,7 +141,7 @@ class StateFile:
         folder.mkdir(parents=True, exist_ok=True)
 
     def take_up(
-        self, method: Method, step_sizes: list[int], device: str, image_shape: Sequence[int]
+        self, method: Method, step_sizes: list[int], device: str, train_images: Tensor
     ) -> tuple[Record, InFlight | None] | None:
         """Restore the method from the saved state; return the record so far, and the step that was under way.
 
@@ -146,7 +151,7 @@ class StateFile:
             return None
         before = method.snapshot()
         try:
-            tensors, facts = resume.read(self.file)
+            tensors, facts = resume.read(self.file, _most_bytes(method, sum(step_sizes), train_images))
             _Facts.of(facts).require_fits(step_sizes, result.files_of(self.recipe, self.file.parent))
             if Recipe.from_dict(facts.pop("recipe")) != self.recipe:
                 raise ValueError("it is of a run with other settings")
@@ -160,7 +165,7 @@ class StateFile:
                 raise ValueError("its random state is damaged")
             exemplars = {
                 label: images.to(method.generator.device)
-                for label, images in _exemplars(tensors, sum(head_sizes), tuple(image_shape))
+                for label, images in _exemplars(tensors, sum(head_sizes), tuple(train_images.shape[1:]))
             }
             begun = {"head_sizes": head_sizes, "tensors": start, "exemplars": exemplars, "generator": generator}
             method.restore(replace(before, **begun))
@@ -186,6 +191,17 @@ class StateFile:
         kept = next(name for name in names if not name.exists())
         self.file.replace(kept)
         logger.warning("%s cannot be restored, so the run starts anew: %s. It is kept as %s", self.file, reason, kept)
+
+
+def _most_bytes(method: Method, classes: int, images: Tensor) -> int:
+    """Return the most bytes of a state of a run of a new method that leads to so many classes."""
+    tables = [model.specs_of(table, classes) for table in (method.tensors(), *method.further_tensors())]
+    specs = {name: spec for table in tables for name, spec in table.items()}
+    start = sum(spec.bytes for spec in specs.values())
+    start += sum((len(images) + MOST_ROWS) * specs[name].bytes_of_row for name in method.any_number_of_rows)
+    network = sum(spec.bytes for spec in model.trained_specs(method, classes).values())
+    fit = network + 4 * model.momenta_of(method, classes) + MOST_OF_GENERATOR
+    return 8 + LARGEST_HEADER + start + MOST_OF_GENERATOR + images.nbytes + 2 * fit
 
 
 def _exemplars(tensors: Mapping[str, Tensor], classes: int, shape: tuple[int, ...]) -> Iterator[tuple[int, Tensor]]:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,9 +126,19 @@ def _warn_once(where: str, reason: str) -> None:
     logger.warning("no key can be kept in %s (%s): after an interruption the step begins anew", where, reason)
 
 
-def read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and facts that `to_bytes` was given; other files raise OSError or ValueError."""
-    return parse(files.read(file, LARGEST))
+def read(file: Path, most: int = LARGEST) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and facts that `to_bytes` was given; other files raise OSError or ValueError.
+
+    The tensors are read once the header accounts for them, and if they and it have `most` bytes or fewer.
+    """
+    with os.fdopen(files.opened(file, through_links=False), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > most:
+            raise ValueError(f"it has more than {most:,} bytes, which it cannot need")
+        length = stream.read(8)
+        start = length + stream.read(min(int.from_bytes(length, "little"), stored.LARGEST_HEADER))
+        stored.header(start, size)
+        return parse(start + stream.read(size - len(start)))
 
 
 def parse(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
