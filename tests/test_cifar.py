@@ -12,6 +12,7 @@ import http.server
 import io
 import os
 import pickle
+import re
 import resource
 import signal
 import socket
@@ -298,6 +299,79 @@ def test_a_pickle_that_asks_for_much_memory_or_other_numbers_is_refused(tmp_path
     with pytest.raises(TreeringError, match="is not a file of CIFAR-100"):
         cifar.load(where)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def nested(times: int = 60) -> bytes:
+    """Instructions for a tuple of two tuples of two tuples and so on: going through it takes 2 ** times steps."""
+    return b")q\0" + b"".join(b"h%c\x86q%c" % (number, number + 1) for number in range(times))
+
+
+def alike(count: int) -> bytes:
+    """Instructions for numbers that a set compares each with each, since it files them all under the same hash."""
+    return b"".join(b"\x8a\x0b" + (number * (2**61 - 1)).to_bytes(11, "little") for number in range(count))
+
+
+SLOW = {
+    "a nested tuple as a key": b"}" + nested() + b"K\x01s.",
+    "a nested tuple as one of many keys": b"}(" + nested() + b"K\x01u.",
+    "a nested tuple as a key from the start": b"(" + nested() + b"K\x01d.",
+    "a nested tuple as an encoding": b"c_codecs\nencode\nX\1\0\0\0a" + nested() + b"\x86R.",
+    "a nested tuple as a name": nested() + b"\x8c\1a\x93.",
+    "a nested tuple as a label": b"}(U\x0bfine_labels](" + nested() + b"eU\x0dcoarse_labels](K\0eu.",
+    "a deep tuple as a key": b"})" + b"\x85" * 200_000 + b"K\x01s.",
+    "numbers as keys": b"}(" + alike(50_000) + b"u.",
+    "numbers as labels": b"}(U\x0bfine_labels]("
+    + alike(50_000)
+    + b"eU\x0dcoarse_labels]("
+    + b"K\0" * 50_000
+    + b"eu.",
+    "numbers of values": b"}" + b"".join(b"p%d\n" % (number * (2**61 - 1)) for number in range(50_000)) + b".",
+}
+"""Pickles that Python's own unpickler, or a set of what is in them, takes hours or more than the stack for."""
+
+
+def test_no_pickle_takes_long_or_all_of_the_stack(tmp_path: Path) -> None:
+    for number, content in enumerate(SLOW.values()):
+        write_cifar(tmp_path / str(number), FILES | {"train": b"\x80\x02" + content})
+    script = """
+import resource, sys
+from pathlib import Path
+from treering.data import cifar
+
+resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+for number in range(int(sys.argv[2])):
+    try:
+        cifar.superclasses(Path(sys.argv[1], str(number)))
+    except cifar.TreeringError as error:
+        print(error)
+"""
+    done = run_python(script, tmp_path, len(SLOW))
+    assert done.returncode == 0, done
+    said = done.stdout.splitlines()
+    assert len(said) == len(SLOW)
+    for number, line in enumerate(said):
+        assert line.startswith(f"{tmp_path / str(number) / cifar.FOLDER / 'train'} is not a file of CIFAR-100 ("), line
+
+
+def test_bytes_that_python_3_wrote_for_python_2_are_read_once_and_not_again_and_again(tmp_path: Path) -> None:
+    meta = pickle.loads(FILES["meta"], encoding="bytes")
+    assert cifar.superclasses(write_cifar(tmp_path / "two", FILES | {"meta": pickle.dumps(meta, 2)})) == SUPERCLASS
+    text = b"X" + struct.pack("<I", 2**20) + b"a" * 2**20
+    often = b"(c_codecs\nencode\nq\0" + text + b"X\6\0\0\0latin1\x86q\1R" + b"h\0h\1R" * 1000 + b"l."
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TreeringError, match="it becomes larger than it is"):
+        cifar.load(write_cifar(tmp_path / "often", FILES | {"meta": b"\x80\x02" + often}))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def test_the_files_may_not_be_links_but_the_folder_may(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder / cifar.FOLDER)
+    assert cifar.superclasses(tmp_path / "link") == SUPERCLASS
+    meta = folder / cifar.FOLDER / "meta"
+    meta.rename(tmp_path / "meta")
+    meta.symlink_to(tmp_path / "meta")
+    with pytest.raises(TreeringError, match=f"^cannot read {re.escape(str(meta))}: meta is a link: remove it$"):
+        cifar.superclasses(folder)
 
 
 @pytest.mark.parametrize("kind", ["link", "strange name", "pipe"])

@@ -27,7 +27,7 @@ URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 """The archive's checksum, which is published beside it."""
 ATTEMPTS = 3
-LARGEST_ARCHIVE, LARGEST_FILE = 256 * 2**20, 512 * 2**20
+LARGEST_ARCHIVE = LARGEST_FILE = 256 * 2**20
 """The most bytes that are downloaded and read; the published archive has 169 million, its largest file 155 million."""
 MEMBERS = (FOLDER, *(f"{FOLDER}/{name}" for name in ("train", "test", "meta", "file.txt~")))
 """What the published archive holds."""
@@ -54,11 +54,11 @@ def superclasses(folder: Path) -> dict[str, str]:
     source = _find(folder, download=False)
     fine_names, coarse_names = _names(source, b"fine_label_names"), _names(source, b"coarse_label_names")
     train = _read(source / "train", b"fine_labels", b"coarse_labels")
-    try:
-        pairs = set(zip(train[b"fine_labels"], train[b"coarse_labels"], strict=True))
-        return {fine_names[fine]: coarse_names[coarse] for fine, coarse in pairs}
-    except (TypeError, ValueError, IndexError):
-        raise _foreign(source / "train", "its labels are not those of CIFAR-100") from None
+    fine, coarse = train[b"fine_labels"], train[b"coarse_labels"]
+    whole = _are_labels(fine, len(fine_names)) and _are_labels(coarse, len(coarse_names))
+    if not whole or len(fine) != len(coarse):
+        raise _foreign(source / "train", "its labels are not those of CIFAR-100")
+    return {fine_names[one]: coarse_names[other] for one, other in zip(fine, coarse, strict=True)}
 
 
 def _find(folder: Path, download: bool) -> Path:
@@ -85,12 +85,17 @@ def _arrays(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]
     pixels, labels = content[b"data"], content[b"fine_labels"]
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3 * 32 * 32,):
         raise _foreign(path, "its images are not 32 x 32 pixels in three colours")
-    if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(label) is int for label in labels):
+    if not isinstance(labels, list) or len(labels) != len(pixels):
         raise _foreign(path, "it does not have one label per image")
-    if set(labels) != set(range(len(names))):
+    if not _are_labels(labels, len(names)) or len(set(labels)) != len(names):
         raise _foreign(path, f"its labels are not those of the {len(names)} classes, 0 to {len(names) - 1}")
     images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), np.array(labels, dtype=np.int64)
+
+
+def _are_labels(labels: Any, classes: int) -> bool:
+    """Return whether this is a list of labels; a set of other numbers may be slow, and one of tuples endless."""
+    return isinstance(labels, list) and all(type(label) is int and 0 <= label < classes for label in labels)
 
 
 def _foreign(path: Path, reason: object) -> TreeringError:
@@ -102,7 +107,7 @@ def _foreign(path: Path, reason: object) -> TreeringError:
 def _read(path: Path, *keys: bytes) -> dict[bytes, Any]:
     """Read the dictionary in a file, which must have these keys."""
     try:
-        content = plain_pickle.load(files.read(path, LARGEST_FILE))
+        content = plain_pickle.load(files.read(path, LARGEST_FILE, through_links=False))
     except OSError as error:
         raise TreeringError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # damaged bytes may raise anything
