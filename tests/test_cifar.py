@@ -702,7 +702,21 @@ cifar.fetch(Path(sys.argv[2]), *sys.argv[3:], pause=0)
     with pytest.raises(TreeringError, match="no cifar-100-python folder"):
         cifar.load(tmp_path / "data")
     cifar.fetch(tmp_path / "data", url, ARCHIVE_MD5, pause=0)
-    assert contents(tmp_path / "data" / cifar.FOLDER) == FILES
+    assert contents(tmp_path / "data") == WHOLE
+
+
+def test_only_folders_that_nobody_unpacks_to_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "archive").write_bytes(ARCHIVE)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "data" / ".unpacking-my_notes2").mkdir(parents=True)
+    (tmp_path / "data" / ".unpacking-abandond").mkdir()
+    (tmp_path / "data" / ".unpacking-elsewher").symlink_to(tmp_path / "precious")
+    with cifar._unpacking(tmp_path / "data") as busy:
+        cifar.fetch(tmp_path / "data", (tmp_path / "archive").as_uri(), ARCHIVE_MD5, pause=0)
+        assert {place.name for place in (tmp_path / "data").iterdir()} == {
+            *(cifar.FOLDER, ".unpacking-my_notes2", ".unpacking-elsewher", busy.name)
+        }
+    assert list((tmp_path / "precious").iterdir()) == []
 
 
 def test_a_folder_in_which_a_file_is_missing_is_made_whole_or_named(tmp_path: Path) -> None:

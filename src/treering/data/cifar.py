@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import io
+import os
+import re
 import shutil
 import tarfile
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,9 @@ LARGEST_ARCHIVE = LARGEST_FILE = 256 * 2**20
 """The most bytes that are downloaded and read; the published archive has 169 million, its largest file 155 million."""
 MEMBERS = (FOLDER, *(f"{FOLDER}/{name}" for name in ("train", "test", "meta", "file.txt~")))
 """What the published archive holds."""
+UNPACKING = ".unpacking-"
+ABANDONED = re.compile(rf"{re.escape(UNPACKING)}[a-z0-9_]{{8}}")
+"""The names of the folders that archives are unpacked to."""
 VEHICLES = ("vehicles_1", "vehicles_2")
 
 
@@ -123,6 +130,7 @@ def fetch(folder: Path, url: str = URL, md5: str = MD5, pause: float = 2.0) -> N
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TreeringError(f"cannot make the folder {folder}: {error.strerror}") from None
+    _remove_abandoned(folder)
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(pause * attempt)
@@ -139,15 +147,47 @@ def fetch(folder: Path, url: str = URL, md5: str = MD5, pause: float = 2.0) -> N
         trouble = "what came is not the published archive: its MD5 differs"
     else:
         raise TreeringError(f"cannot download {url} ({trouble}): fetch it elsewhere and unpack it in {folder}")
-    unpacked = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder))
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as packed, _unpacking(folder) as unpacked:
             packed.extractall(unpacked, [_plain(member) for member in packed], filter="data")
-        (unpacked / FOLDER).replace(folder / FOLDER)
+            (unpacked / FOLDER).replace(folder / FOLDER)
     except OSError as error:
         raise TreeringError(f"cannot unpack to {folder / FOLDER}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _unpacking(folder: Path) -> Iterator[Path]:
+    """Make a folder for as long as the context lasts; a lock tells others that it is not abandoned."""
+    unpacked = Path(tempfile.mkdtemp(prefix=UNPACKING, dir=folder))
+    try:
+        with _locked(unpacked):
+            yield unpacked
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what killed programs have unpacked: the folders that nobody holds."""
+    for place in folder.glob(f"{UNPACKING}*"):
+        if ABANDONED.fullmatch(place.name) and not place.is_symlink():
+            with contextlib.suppress(OSError):
+                with _locked(place) as free:
+                    pass
+                if free:
+                    shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(unpacked: Path) -> Iterator[bool]:
+    """Lock a folder that is unpacked to; give False if somebody else holds it, or if there are no locks."""
+    handle = files.opened(unpacked / "lock", os.O_RDWR | os.O_CREAT, through_links=False)
+    try:
+        is_locked = False
+        with contextlib.suppress(OSError):
+            is_locked = files.try_lock(handle)
+        yield is_locked
+    finally:
+        os.close(handle)
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
