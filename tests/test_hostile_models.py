@@ -26,6 +26,7 @@ from PIL import Image
 
 from treering import Learner, TreeringError
 from treering.core.trainer import FitState, InFlight
+from treering.model import examine
 from treering.photos import learn as photos
 from treering.photos.plan import Plan
 from treering.storage import folder as opened
@@ -241,7 +242,7 @@ def test_without_descriptors_no_link_is_followed_either(
     monkeypatch.setattr(opened, "BY_DESCRIPTOR", False)
     state, before = state_of(Learner.load(path, device="cpu")), content(outside)
     learn(path, models.third)
-    model_folder.undo(path)
+    model_folder.undo(path, examine)
     assert state_of(Learner.load(path, device="cpu")) == state
     for what in ("weights", "exemplars"):
         place = place_of(path, what)
@@ -710,7 +711,7 @@ def test_a_whole_model_is_whole_and_nothing_is_changed(path: Path) -> None:
 @pytest.mark.parametrize("what", ["manifest.json", "weights", "history", "exemplar"])
 def test_repairing_goes_back_to_the_last_whole_version(path: Path, models: Models, tmp_path: Path, what: str) -> None:
     shutil.copytree(path, tmp_path / "undone")
-    model_folder.undo(tmp_path / "undone")
+    model_folder.undo(tmp_path / "undone", examine)
     current = {entry.name for entry in manifests.of(path).files} - {
         entry.name for entry in manifests.of(tmp_path / "undone").files
     }
@@ -782,6 +783,127 @@ def test_an_unfinished_step_gives_way_to_the_model_that_it_leads_to(
     learn(unfinished, models.third)
     assert model_state(unfinished) == model_state(whole)
     assert not (unfinished / ".learning").exists()
+
+
+# What a small folder may cost, and what takes its place while it is written
+
+
+def test_sums_that_are_of_no_images_are_refused_and_are_not_gone_back_to(tmp_path: Path, models: Models) -> None:
+    path = tmp_path / "closed"
+    changes = ["method=closed-form", "augmentation.kind=none", "run.image_size=20"]
+    photos.learn(path, models.first, backbone="small", memory=4, changes=changes, device="cpu")
+    weights = safetensors.torch.load(place_of(path, "weights").read_bytes())
+    features = weights["statistics.sums"].shape[1]
+    rows, columns = torch.triu_indices(features, features)
+    weights["statistics.gram"] = torch.where(rows == columns, -1.5, 0.0).double()
+    weights["statistics.sums"] = torch.zeros_like(weights["statistics.sums"])
+    put(path, "weights", safetensors.torch.save(weights))
+    all_refused(path, models, "statistics.gram")
+
+
+def test_black_images_that_would_take_gigabytes_are_refused(
+    path: Path, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Learner.load(path, device="cpu")
+    monkeypatch.setattr(model_folder, "ALWAYS_HELD", 20 * 20 * 3)
+    monkeypatch.setattr(model_folder, "MOST_HELD", 0)
+    with pytest.raises(TreeringError, match=r"images that would take .* bytes, far more than their files"):
+        Learner.load(path, device="cpu")
+
+
+def test_a_history_of_values_without_end_is_refused(path: Path, models: Models) -> None:
+    lines = place_of(path, "history").read_bytes().splitlines(keepends=True)
+    with_values = [line.rstrip()[:-1] + b', "x": [' + b"[]," * 3_000_000 + b"[]]}\n" for line in lines]
+    put(path, "history", b"".join(with_values))
+    all_refused(path, models, "history-", "values")
+
+
+def test_what_later_versions_tell_of_a_step_is_not_held(path: Path) -> None:
+    lines = place_of(path, "history").read_bytes().splitlines(keepends=True)
+    put(path, "history", b"".join(line.rstrip()[:-1] + b', "x": [1, 2]}\n' for line in lines))
+    assert all("x" not in record for record in Learner.load(path, device="cpu").history_)
+
+
+def test_a_class_of_endless_name_is_refused(path: Path, models: Models) -> None:
+    manifest = manifest_of(path)
+    manifest["classes"][0] = "x" * 1001
+    reseal(path, manifest)
+    all_refused(path, models, "classes must have at most 1,000 letters each")
+
+
+def test_more_earlier_versions_than_a_model_has_are_refused(path: Path) -> None:
+    content = (path / "previous" / "0001.json").read_bytes()
+    for number in range(2, 103):
+        (path / "previous" / f"{number:04d}.json").write_bytes(content)
+    done = command("undo", path)
+    done.refused("earlier versions", "100 at most")
+
+
+def test_a_version_of_the_highest_number_does_not_keep_a_model_from_learning(path: Path, models: Models) -> None:
+    (path / "previous" / "0001.json").rename(path / "previous" / "999999999.json")
+    assert command("learn", path, models.third, "--device", "cpu").code == 0
+    assert command("undo", path).code == 0
+    assert "eel" not in Learner.load(path, device="cpu").classes_
+
+
+def test_undo_keeps_the_model_if_the_version_before_cannot_be_used(path: Path, models: Models) -> None:
+    manifest = manifest_of(path, "previous/0001.json")
+    manifest["recipe"]["backbone"] = "resnet18"
+    reseal(path, manifest, "previous/0001.json")
+    before = content(path)
+    command("undo", path).refused("do not fit the backbone")
+    assert content(path) == before
+
+
+def test_files_of_other_programs_stay(path: Path) -> None:
+    (path / ".tmp-notes").write_text("mine")
+    (path / f".tmp-{'a' * 32}").write_text("of a killed writer")
+    assert command("check", path, "--repair").code == 0
+    assert (path / ".tmp-notes").exists()
+    assert not (path / f".tmp-{'a' * 32}").exists()
+
+
+def test_repairing_makes_no_folder(tmp_path: Path) -> None:
+    command("check", tmp_path / "a" / "b", "--repair").refused("does not exist")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_takes_the_place_of_the_model_is_not_written_to(
+    path: Path, models: Models, outside: Path
+) -> None:
+    state, moved, before = model_state(path), path.with_name("moved"), content(outside)
+
+    def swap(plan: Plan) -> None:
+        path.rename(moved)
+        path.symlink_to(outside)
+
+    photos.learn(path, models.third, device="cpu", tell=swap)
+    assert content(outside) == before
+    assert model_state(moved) != state
+    assert "eel" in Learner.load(moved, device="cpu").classes_
+
+
+def test_a_file_whose_flush_failed_is_written_anew(
+    tmp_path: Path, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error the system may call unwritten content written, so a second flush proves nothing."""
+    learner, written = Learner.load(models.base, device="cpu"), []
+    flush, write = Folder.flush, Folder.write
+
+    def fails(folder: Folder, names: Any) -> None:
+        raise OSError(5, os.strerror(5))
+
+    def noted(folder: Folder, name: str, content: bytes, flushed: bool = True) -> None:
+        written.append(name)
+        write(folder, name, content, flushed)
+
+    monkeypatch.setattr(Folder, "flush", fails)
+    with pytest.raises(TreeringError):
+        learner.save(tmp_path / "new")
+    monkeypatch.setattr(Folder, "flush", flush)
+    monkeypatch.setattr(Folder, "write", noted)
+    learner.save(tmp_path / "new")
+    assert {entry.name for entry in manifests.of(tmp_path / "new").files} <= set(written)
 
 
 # All together

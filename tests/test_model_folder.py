@@ -27,6 +27,7 @@ from torch import nn
 
 import treering
 from treering import Augmentation, Budget, Learner, TreeringError
+from treering.model import examine
 from treering.runtime import files
 from treering.storage import lock
 from treering.storage import manifest as manifests
@@ -322,9 +323,9 @@ def test_a_saved_step_can_be_undone_and_saving_it_twice_is_no_step(
     newer.save(folder)
     newer.save(folder)
     assert len(earlier(folder)) == 1
-    checkpoint.undo(str(folder))
+    checkpoint.undo(str(folder), examine)
     assert state_of(load(folder)) == state_of(older)
-    refused(lambda: checkpoint.undo(folder), "no version to go back to")
+    refused(lambda: checkpoint.undo(folder, examine), "no version to go back to")
 
 
 def test_a_damaged_manifest_is_replaced_by_saving(folder: Path, older: Learner) -> None:
@@ -789,7 +790,7 @@ def test_every_file_and_folder_reaches_the_disk_before_the_manifest_names_it(
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "replace", note_replace)
     older.save(path)
-    assert len(renamed) == (1 if killed else 12)
+    assert len(renamed) == 12
     assert renamed[-1] == "manifest.json"
 
 
@@ -977,7 +978,7 @@ def steps_back(path: Path, versions: Versions) -> list[int]:
     while True:
         before = all_files(path)
         try:
-            checkpoint.undo(path)
+            checkpoint.undo(path, examine)
         except TreeringError as error:
             assert "has no version to go back to" in str(error)
             assert str(path) in str(error)
@@ -1002,7 +1003,7 @@ def test_undo_brings_back_every_byte(tmp_path: Path, versions: Versions) -> None
     path = versions.save_all(tmp_path / "model", 2, keep=3)
     before = all_files(path)
     versions.learners[2].save(path, keep=3)
-    checkpoint.undo(path)
+    checkpoint.undo(path, examine)
     assert all_files(path) == before
 
 
@@ -1011,26 +1012,26 @@ def test_saving_without_keeping_removes_the_versions_that_were_kept(tmp_path: Pa
     versions.learners[2].save(path, keep=0)
     assert earlier(path) == []
     assert set(all_files(path)) == {*named_files(path), "manifest.json", ".lock"}
-    refused(lambda: checkpoint.undo(path), str(path), "has no version to go back to")
+    refused(lambda: checkpoint.undo(path, examine), str(path), "has no version to go back to")
     assert versions.index(path) == 2
 
 
 def test_after_undo_one_can_save_and_undo_again(tmp_path: Path, versions: Versions) -> None:
     path = versions.save_all(tmp_path / "model", 3, keep=2)
-    checkpoint.undo(path)
+    checkpoint.undo(path, examine)
     versions.learners[4].save(path, keep=2)
     assert versions.index(path) == 4
     assert steps_back(path, versions) == [1, 0]
 
 
 def test_what_is_no_model_cannot_be_undone(tmp_path: Path, folder: Path) -> None:
-    refused(lambda: checkpoint.undo(folder), str(folder), "has no version to go back to")
+    refused(lambda: checkpoint.undo(folder, examine), str(folder), "has no version to go back to")
     for path in (tmp_path / "none", tmp_path / "empty"):
         if path.name == "empty":
             path.mkdir()
         existed = path.exists()
         with pytest.raises(TreeringError):
-            checkpoint.undo(path)
+            checkpoint.undo(path, examine)
         assert path.exists() <= existed, "nothing is made where nothing was"
 
 
@@ -1056,7 +1057,7 @@ def test_a_crash_at_any_write_of_undo_leaves_one_version_or_the_other(
         with monkeypatch.context() as patched:
             patched.setattr(Folder, "write", crash.write_instead())
             try:
-                checkpoint.undo(path)
+                checkpoint.undo(path, examine)
                 break
             except (TreeringError, KeyboardInterrupt):
                 pass
@@ -1105,10 +1106,10 @@ def test_undo_to_a_damaged_version_is_refused_and_the_current_one_stays(
     for file in (before, weights) if damage != "missing" else (weights,):
         content = file.read_bytes()
         DAMAGES[damage][0](file)
-        refused(lambda: checkpoint.undo(path), str(file))
+        refused(lambda: checkpoint.undo(path, examine), str(file))
         assert versions.index(path) == 1
         file.write_bytes(content)
-    checkpoint.undo(path)
+    checkpoint.undo(path, examine)
     assert versions.index(path) == 0
 
 
@@ -1116,7 +1117,7 @@ def test_undo_of_what_is_no_model_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("empty", "nowhere", "far/away"):
         with pytest.raises(TreeringError):
-            checkpoint.undo(tmp_path / name)
+            checkpoint.undo(tmp_path / name, examine)
     assert [item.name for item in tmp_path.iterdir()] == ["empty"]
 
 

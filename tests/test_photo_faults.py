@@ -27,6 +27,7 @@ from learn_helper import CHANGES, FIRST, MEMORY, SECOND, learn, leftovers, make_
 import treering
 from treering import Learner, TreeringError
 from treering.images import files as images
+from treering.model import examine
 from treering.photos import learn as photos
 from treering.photos.plan import Plan
 from treering.runtime import pixels
@@ -461,7 +462,7 @@ def test_an_unfinished_step_of_a_version_that_was_undone_is_not_gone_on_with(tmp
     path = models.copy(tmp_path / "model")
     learn(path, models.second)
     interrupt_after(path, models.first, 3)
-    checkpoint.undo(path)
+    checkpoint.undo(path, examine)
     models.check_as_before(path)
     models.check_goes_on(path, resumed=False)
 
@@ -501,7 +502,7 @@ def test_a_second_learn_names_the_process_of_the_first_and_readers_get_the_last_
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "learning\n"
-        for action in (lambda: learn(path, models.second), lambda: checkpoint.undo(path)):
+        for action in (lambda: learn(path, models.second), lambda: checkpoint.undo(path, examine)):
             with pytest.raises(TreeringError) as error:
                 action()
             assert f"process {process.pid}" in str(error.value)

@@ -18,6 +18,7 @@ from treering import Budget, Learner, TreeringError, methods
 from treering.core import augment
 from treering.core.metrics import interval
 from treering.images.files import read
+from treering.model import examine
 from treering.photos.plan import Plan
 from treering.storage import model_folder as checkpoint
 
@@ -523,10 +524,10 @@ def test_undo_gives_back_the_model_before_a_step_which_can_be_learnt_again(
     after = model_state(path)
     if not keep:
         with pytest.raises(TreeringError, match="has no version to go back to"):
-            checkpoint.undo(path)
+            checkpoint.undo(path, examine)
         assert model_state(path) == after
         return
-    checkpoint.undo(path)
+    checkpoint.undo(path, examine)
     assert model_state(path) == before
     learn(path, second, keep=keep)
     assert model_state(path) == after

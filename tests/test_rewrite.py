@@ -123,10 +123,10 @@ def test_undo_goes_back_through_the_changed_versions(path: Path, name: str) -> N
     assert change(path, name) == ""
     assert facts(path)["classes"] == AFTER[name]
     for classes in AFTER[name][1:]:
-        model_folder.undo(path)
+        model_folder.undo(path, examine)
         assert Learner.load(path, device="cpu", check=True).learnt_model().classes == classes
     with pytest.raises(TreeringError, match="no version to go back to"):
-        model_folder.undo(path)
+        model_folder.undo(path, examine)
 
 
 def test_photos_of_a_forgotten_class_can_be_learnt_again_from_the_same_folder(base: Path, path: Path) -> None:

@@ -22,6 +22,7 @@ from treering import Budget, Learner, TreeringError, evaluation, export
 from treering.core import unknown
 from treering.core.unknown import Distances
 from treering.methods import ClosedForm, Tuned
+from treering.model import examine
 from treering.photos import answers, exported
 from treering.photos.sorting import folder_name
 from treering.prediction import Teller, threshold
@@ -212,7 +213,7 @@ def test_what_is_usual_survives_saving_undoing_and_failing(tmp_path: Path, monke
     (_, ours), (_, theirs) = (one.learnt_model().answers(asked) for one in (learner, loaded))
     assert ours is not None
     assert (ours == theirs).all()
-    model_folder.undo(tmp_path / "model")
+    model_folder.undo(tmp_path / "model", examine)
     undone = Learner.load(tmp_path / "model", backbone=TinyFeatures(), device="cpu")
     assert torch.equal(usual_of(undone), first)
 

@@ -149,7 +149,7 @@ def learn(
             readable=False,
         ),
     ] = None,
-    keep: Annotated[int, typer.Option(min=0, help="Earlier versions that undo can go back to.")] = 3,
+    keep: Annotated[int, typer.Option(min=0, max=100, help="Earlier versions that undo can go back to.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of a new model's weights, augmentation and batches.")] = 0,
     device: Device = "auto",
     threads: Threads = None,

@@ -32,6 +32,7 @@ from treering.runtime.device import find_device
 from treering.runtime.gate import Gate
 from treering.runtime.pixels import Images
 from treering.storage import model_folder
+from treering.storage.manifest import MOST_EARLIER
 
 logger = logging.getLogger(__name__)
 
@@ -285,8 +286,8 @@ class Learner:
 
     def save(self, folder: str | os.PathLike[str], keep: int = model_folder.KEEP) -> None:
         """Write a model folder, or a new version into one, atomically; the last `keep` versions stay for `undo`."""
-        if not isinstance(keep, Integral) or keep < 0:
-            raise TreeringError(f"keep must be a whole number, 0 or more, not {keep!r}")
+        if not isinstance(keep, Integral) or not 0 <= keep <= MOST_EARLIER:
+            raise TreeringError(f"keep must be a whole number from 0 to {MOST_EARLIER}, not {keep!r}")
         with self._gate.using("save"):
             model_folder.save(self.learnt_model().content(), Path(folder), keep)
 

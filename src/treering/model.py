@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -39,8 +40,6 @@ logger = logging.getLogger(__name__)
 
 MOST_PIXELS = 2**22
 """The most pixels of what a network sees: 2048 x 2048."""
-MOST_SUMMED = 10_000_000
-"""The most images in the sums of a closed form."""
 
 
 @dataclass
@@ -183,11 +182,10 @@ def read(backbone: nn.Module | None, device: torch.device, folder: Folder, manif
     history = model_folder.history_of(folder, manifest)
     method = _empty_method(folder, manifest, recipe, backbone, device)
     try:
-        loose = dict.fromkeys(method.any_number_of_rows, MOST_SUMMED)
         classes = len(manifest.classes)
         expected = specs_of(method.tensors(), classes)
         further = [specs_of(table, classes) for table in method.further_tensors()]
-        tensors = model_folder.weights_of(folder, manifest, expected, loose, further)
+        tensors = model_folder.weights_of(folder, manifest, expected, method.any_number_of_rows, further)
         method.load_tensors(manifest.head_sizes, tensors)
         drawn = bytes.fromhex(manifest.generator.state)
         stored.require_generator_state(drawn)
@@ -209,6 +207,7 @@ def examine(folder: Folder, manifest: Manifest) -> None:
     if recipe_of(folder, manifest).backbone == "custom":
         model_folder.history_of(folder, manifest)
         model_folder.images_of(folder, manifest)
+        model_folder.require_whole(folder, manifest, manifest.files.weights)
     else:
         read(None, torch.device("cpu"), folder, manifest)
 
@@ -244,14 +243,17 @@ def _empty_method(
     """Build a model's method, which knows no class yet."""
     channels, seed = manifest.image_shape[0], manifest.seed
     build = functools.partial(backbones.build, recipe.backbone, channels, seed)
-    features = backbones.copied(backbone) if backbone is not None else build(pretrained=False)
     shape = input_shape(recipe, manifest.image_shape)
     # A network of any size can be asked for in a few bytes, but one that was learnt has at least this much to show.
     outputs = recipe.outputs if methods.find(recipe.method).spare_outputs else 0
     least = 4 * (math.prod(shape) + outputs)
+    if ":" in recipe.backbone:  # libraries have networks of gigabytes; those that need numbers to be built are let pass
+        with contextlib.suppress(TreeringError), torch.device("meta"):
+            least += 4 * sum(part.numel() for part in build(pretrained=False).parameters())
     if folder.size(manifest.files.weights.name) < least:
         model_folder.require_whole(folder, manifest, manifest.files.weights)
         raise TreeringError(f"{folder.path / manifest.files.weights.name} is too small for its model: {COPY}")
+    features = backbones.copied(backbone) if backbone is not None else build(pretrained=False)
     method = methods.create(recipe, features, torch.zeros(shape), seed, device)
     if backbone is None:
         method.start_from(build)

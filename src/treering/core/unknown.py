@@ -23,9 +23,7 @@ class Distances:
     def __init__(self, statistics: Statistics, chosen: slice = slice(None)) -> None:
         self.chosen, self.counts = chosen, statistics.counts
         self.means = statistics.means[:, chosen]
-        scatter = statistics.scatter[chosen, chosen]
-        scatter = scatter + PENALTY * torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
-        self.inverse = torch.linalg.inv(scatter)
+        self.inverse = torch.cholesky_inverse(_factor(statistics, chosen))
 
     def __call__(self, features_ND: Tensor) -> Tensor:
         """Return the distance of each image to the nearest class."""
@@ -83,6 +81,22 @@ class _InFloat32(nn.Module):
         x_ND = features_ND[:, self.chosen] - self.middle
         to_classes_NC = self.squares - 2 * x_ND @ self.directions
         return (x_ND @ self.inverse * x_ND).sum(1) + to_classes_NC.amin(1)
+
+
+def require_a_covariance(statistics: Statistics, chosen: slice) -> None:
+    """Raise ValueError if no images have such a scatter of the chosen features."""
+    _factor(statistics, chosen)
+
+
+def _factor(statistics: Statistics, chosen: slice) -> Tensor:
+    """Return the Cholesky factor of the scatter of the chosen features, with the penalty on its diagonal."""
+    sums_CD = statistics.sums[:, chosen]
+    scatter = statistics.gram[chosen, chosen] - sums_CD.T @ statistics.means[:, chosen]
+    scatter.diagonal().add_(PENALTY)
+    factor, wrong = torch.linalg.cholesky_ex(scatter)
+    if wrong:
+        raise ValueError(f"{Statistics.NAMES[0]} cannot be")
+    return factor
 
 
 def usual(distances_N: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -74,8 +75,8 @@ class Method(ABC):
     """Whether a method that keeps exemplars cannot learn without any."""
     compiles = True
     """Whether compiling its feature extractor pays, where no kernel serves."""
-    any_number_of_rows: Sequence[str] = ()
-    """The names of its tensors whose number of rows nothing else tells."""
+    any_number_of_rows: Mapping[str, int] = MappingProxyType({})
+    """The names of its tensors whose number of rows nothing else tells, and the most rows that each may have."""
 
     forgets = True
     """Whether a class can be taken out of what it has learnt."""

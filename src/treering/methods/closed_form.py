@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 SETTING, SUMMED, DISTANCES = "statistics.setting", "statistics.images", "statistics.distances"
 """The names of what is saved beside the sums."""
+MOST_SUMMED, MOST_NUMBERS = 4_000_000, 1_000_000
+"""The most images in the sums, and the most classes that were ever known, forgotten ones too."""
 MOST_EXEMPLARS_ASKED = 512
 """The most exemplars that are told by all other images: more would cost a step time by the old images, not the new."""
 
@@ -94,6 +97,7 @@ class Solved:
         self.statistics = Statistics.of(tensors, network.feature_size, network.classes, network.device)
         if SETTING not in tensors or tensors[SETTING].shape != (3,):
             raise ValueError(f"{SETTING} differs")
+        unknown.require_a_covariance(self.statistics, self.choices()[0])
         choice, penalty, temperature = tensors[SETTING].tolist()
         if choice not in range(len(self.choices())) or not 0 < penalty < 1e9 or not 0 < temperature < 1e9:
             raise ValueError(f"{SETTING} makes no sense")
@@ -140,7 +144,9 @@ class ClosedForm(Method):
     unit_features = True
     trains = False
     merges = True
-    any_number_of_rows: Sequence[str] = (SUMMED, DISTANCES, NUMBERS)
+    any_number_of_rows: Mapping[str, int] = MappingProxyType(
+        {SUMMED: MOST_SUMMED, DISTANCES: QUANTILES, NUMBERS: MOST_NUMBERS}
+    )
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)

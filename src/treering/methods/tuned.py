@@ -12,6 +12,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -23,7 +24,7 @@ from treering.core.closed_form import Statistics, solve
 from treering.core.network import IncrementalNetwork
 from treering.core.trainer import DivergedError
 from treering.methods.base import Step
-from treering.methods.closed_form import AtHand, ClosedForm, Solved, no_image, stacked, together_by_class
+from treering.methods.closed_form import MOST_SUMMED, AtHand, ClosedForm, Solved, no_image, stacked, together_by_class
 from treering.methods.eeil import EEIL
 from treering.methods.left_out import LeftOut, Trial
 from treering.methods.plan import Counts, StagePlan
@@ -46,7 +47,7 @@ PREFIX, JUDGES, SHARE = "tuned.", "statistics.judging", "tuned.share"
 class Tuned(ClosedForm):
     """The closed form of a network as it came and of a copy that is trained, whichever tells images better."""
 
-    any_number_of_rows = (*ClosedForm.any_number_of_rows, JUDGES)
+    any_number_of_rows = MappingProxyType({**ClosedForm.any_number_of_rows, JUDGES: MOST_SUMMED})
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)

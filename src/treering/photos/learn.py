@@ -34,6 +34,7 @@ from treering.runtime import pixels
 from treering.runtime.device import find_device
 from treering.runtime.pixels import Images
 from treering.storage import lock, model_folder
+from treering.storage.folder import Folder
 
 logger = logging.getLogger(__name__)
 
@@ -101,12 +102,12 @@ def learn(
     found = folders.scan(folder)
     checks = folders.scan(Path(validation)) if validation else None
     wishes = Wishes(backbone, memory, changes, size, seed, device, effort)
-    with _out_of_memory_told(path), contextlib.nullcontext() if dry_run else lock.writing(path):
+    with _out_of_memory_told(path), _opened(path, dry_run) as opened:
         learner = settings.open_learner(path, wishes)
         disk = None if dry_run else path  # this disk must have room for the model anyway
-        lesson = _Lesson(path, learner, disk, effort, own_validation=checks is not None)
+        lesson = _Lesson(learner, disk, effort, own_validation=checks is not None)
         photos = lesson.read(folder, found, functools.partial(progress, "reading"))
-        unfinished = Unfinished(path, learner, photos.fingerprint, lesson.training)
+        unfinished = Unfinished(opened, learner, photos.fingerprint, lesson.training)
         if lesson.is_done(photos):
             tell(lesson.plan_of_done(photos))
             if not dry_run:
@@ -116,13 +117,20 @@ def learn(
         resume = unfinished.load(len(photos.new))
         planned = lesson.plan(photos, division, resumed=resume is not None)
         tell(planned)
-        if dry_run:
+        if dry_run or not opened:
             return None
         watcher = _Saver(unfinished, planned, functools.partial(progress, "training"))
         outcome = lesson.train(photos, division, resume, watcher)
-        lesson.commit(photos, division, outcome, keep)
+        lesson.commit(opened, photos, division, outcome, keep)
         unfinished.remove()
         return outcome
+
+
+def _opened(path: Path, dry_run: bool) -> contextlib.AbstractContextManager[Folder | None]:
+    """Return the open folder of the model: to write to, but for a dry run."""
+    if not dry_run:
+        return lock.writing(path)
+    return Folder(path) if path.is_dir() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -150,8 +158,8 @@ class _Photos:
 class _Lesson:
     """How a folder of photos becomes a step: the photos are read, divided, planned, trained on and committed."""
 
-    def __init__(self, path: Path, learner: Learner, disk: Path | None, effort: Effort, own_validation: bool) -> None:
-        self.path, self.learner, self.disk, self.own_validation = path, learner, disk, own_validation
+    def __init__(self, learner: Learner, disk: Path | None, effort: Effort, own_validation: bool) -> None:
+        self.learner, self.disk, self.own_validation = learner, disk, own_validation
         self.model, self.recipe = learner.model, learner.resolved_recipe()
         self.training = settings.training_of(self.recipe, effort)
         self.known = [str(name) for name in self.model.classes] if self.model else []
@@ -264,7 +272,7 @@ class _Lesson:
             for name, images in measured.items()
         }
 
-    def commit(self, photos: _Photos, division: Division, outcome: Outcome, keep: int) -> None:
+    def commit(self, folder: Folder, photos: _Photos, division: Division, outcome: Outcome, keep: int) -> None:
         """Save the model, which keeps the images that measured this step for the next one."""
         model = self.learner.learnt_model()
         if not self.own_validation:
@@ -272,7 +280,7 @@ class _Lesson:
             kept = {name: pixels.tensor(part)[:quota] for name, part in division.measured.items()}
             model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
         model.history[-1] |= {"accuracy": outcome.for_history(), "files": photos.fingerprint}
-        model_folder.replace(model.content(), self.path, keep)
+        model_folder.replace(model.content(), folder, keep)
 
 
 class _Saver(Watcher):

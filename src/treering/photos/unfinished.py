@@ -6,7 +6,6 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -17,11 +16,10 @@ from treering.learner import Learner
 from treering.methods.base import Method
 from treering.photos.settings import is_resized
 from treering.recipe import Schedule
-from treering.runtime import files
 from treering.runtime.device import find_device
 from treering.storage import names, resume
 from treering.storage.folder import Folder
-from treering.storage.manifest import LARGEST, is_there
+from treering.storage.manifest import LARGEST
 from treering.storage.tensors import LARGEST_HEADER
 
 logger = logging.getLogger(__name__)
@@ -41,12 +39,13 @@ def of_photos(labels: Sequence[str], digests: Sequence[bytes], held_out: bool) -
 
 
 class Unfinished:
-    """The saved state of a step that is being learnt, in the folder of its model."""
+    """The saved state of a step that is being learnt, in the open folder of its model, if it has one."""
 
-    def __init__(self, path: Path, learner: Learner, photos: str, training: Schedule) -> None:
-        self.path, self.learner, self.training = path, learner, training
-        self.file, recipe = path / names.LEARNING, learner.resolved_recipe()
-        before_it = _manifest(path).hex() if is_there(path) else recipe.to_toml()
+    def __init__(self, folder: Folder | None, learner: Learner, photos: str, training: Schedule) -> None:
+        self.folder, self.learner, self.training = folder, learner, training
+        recipe = learner.resolved_recipe()
+        is_known = folder is not None and folder.exists(names.MANIFEST)
+        before_it = folder.read(names.MANIFEST, LARGEST).hex() if folder and is_known else recipe.to_toml()
         if training != recipe.training:
             photos += repr(training)
         resized = [str(recipe.memory.size)] if is_resized(learner) else []  # the manifest has the old size
@@ -56,20 +55,20 @@ class Unfinished:
     def save(self, state: InFlight) -> None:
         """Write this state to the file."""
         tensors, fits = resume.pack(state)
-        with Folder(self.path) as folder:
-            folder.write(names.LEARNING, resume.to_bytes(tensors, {"fingerprint": self.fingerprint, "fits": fits}))
+        content = resume.to_bytes(tensors, {"fingerprint": self.fingerprint, "fits": fits})
+        self._folder().write(names.LEARNING, content)
 
     def load(self, new_classes: int) -> InFlight | None:
         """Return the state of this very step, which adds so many classes, if an earlier call has left one."""
-        if not files.exists(self.path):
+        if not self.folder:
             return None
         try:
-            with Folder(self.path) as folder:
-                return self._read(folder, new_classes) if folder.exists(names.LEARNING) else None
+            return self._read(self.folder, new_classes) if self.folder.exists(names.LEARNING) else None
         except (OSError, LookupError, TypeError, ValueError) as error:
             if is_out_of_memory(error):
                 raise
-            logger.warning("%s cannot be restored, so the step starts anew: %s", self.file, error)
+            file = self.folder.path / names.LEARNING
+            logger.warning("%s cannot be restored, so the step starts anew: %s", file, error)
             return None
 
     def _read(self, folder: Folder, new_classes: int) -> InFlight | None:
@@ -80,7 +79,8 @@ class Unfinished:
         content = folder.read(names.LEARNING, 8 + LARGEST_HEADER + 2 * one)
         parts, facts = resume.parse(content)
         if facts["fingerprint"] != self.fingerprint:
-            logger.warning("%s is of a step with other images or settings, so the step starts anew", self.file)
+            file = folder.path / names.LEARNING
+            logger.warning("%s is of a step with other images or settings, so the step starts anew", file)
             return None
         in_flight = resume.unpack(parts, facts["fits"])
         if in_flight:
@@ -97,10 +97,8 @@ class Unfinished:
 
     def remove(self) -> None:
         """Remove the file, since the step is learnt."""
-        with Folder(self.path) as folder:
-            folder.remove(names.LEARNING)
+        self._folder().remove(names.LEARNING)
 
-
-def _manifest(path: Path) -> bytes:
-    with Folder(path) as folder:
-        return folder.read(names.MANIFEST, LARGEST)
+    def _folder(self) -> Folder:
+        assert self.folder, "a dry run writes nothing"
+        return self.folder

@@ -73,11 +73,11 @@ class Note:
 
 
 @contextlib.contextmanager
-def held(lock: Path, note: Path) -> Iterator[None]:
-    """Hold a lock, and say so in the file `note`; raise `HeldError` if another program holds it.
+def held(lock: Path, note: Path) -> Iterator[int | None]:
+    """Hold a lock, say so in the file `note`, and yield the open lock; raise `HeldError` if another program holds it.
 
-    Where the file system has no locks, the note is the lock: it is made only if it does not exist, and one
-    whose program has ended is taken over.
+    Where the file system has no locks, the note is the lock, and None is yielded: it is made only if it does not exist,
+    and one whose program has ended is taken over.
     """
     handle = _open(lock, note)
     try:
@@ -93,7 +93,7 @@ def held(lock: Path, note: Path) -> Iterator[None]:
                 lock.unlink(missing_ok=True)
                 raise
         try:
-            yield
+            yield handle
         finally:
             note.unlink(missing_ok=True)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import uuid
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ class PixelFile:
         self.shape = torch.Size(shape)
         self.folder = folder
         self.rows = 0
-        self._file = tempfile.TemporaryFile(dir=folder, prefix=files.TEMPORARY)  # noqa: SIM115  # lives as long as this object
+        self._file = tempfile.TemporaryFile(dir=folder, prefix=f"{files.TEMPORARY}{uuid.uuid4().hex}")  # noqa: SIM115  # it is kept
         weakref.finalize(self, self._file.close)
         self._row_bytes = self.shape.numel()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,9 @@ def check(path: Path, examine: Examine) -> Findings:
 
 def repair(path: Path, examine: Examine) -> Findings:
     """Go back to the last version that is whole, if the current one is not, and remove what is left over."""
-    with lock.writing(path), manifests.opened(path) as folder:
+    with manifests.opened(path):
+        pass  # there is such a folder, so none is made
+    with lock.writing(path) as folder:
         found = _findings(folder, examine)
         whole = next((number for number, version in enumerate(found.versions) if not version.problems), None)
         if whole is None:
@@ -102,15 +105,23 @@ def _version(folder: Folder, name: str, examine: Examine) -> Version:
     except TreeringError as error:
         return Version(name, None, 0, [str(error)])
     problems, size = [], folder.size(name)
+    try:
+        examine(folder, manifest)
+    except TreeringError as error:
+        problems = _problems(folder, manifest, str(error))
     for entry in manifest.files:
-        try:
-            model_folder.require_whole(folder, manifest, entry)
+        with contextlib.suppress(TreeringError):  # it is a problem already
             size += folder.size(entry.name)
-        except TreeringError as error:
-            problems.append(str(error))
-    if not problems:
-        try:
-            examine(folder, manifest)
-        except TreeringError as error:
-            problems.append(str(error))
     return Version(name, manifest, size, problems)
+
+
+def _problems(folder: Folder, manifest: Manifest, first: str) -> list[str]:
+    """Return the problem at which the examination of a version has ended, and those of its other files."""
+    problems = [first]
+    for entry in manifest.files:
+        if entry.name not in first:  # a file that is too large has not been read, and is not
+            try:
+                model_folder.require_whole(folder, manifest, entry)
+            except TreeringError as error:
+                problems.append(str(error))
+    return problems

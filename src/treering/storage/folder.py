@@ -105,6 +105,14 @@ class Folder:
             return False
         return True
 
+    def holds(self, name: str, handle: int) -> bool:
+        """Return whether the file of this name is the one that is open as `handle`."""
+        try:
+            with self._holder(name) as (holder, last):
+                return os.path.samestat(os.stat(last, dir_fd=holder, follow_symlinks=False), os.fstat(handle))
+        except FileNotFoundError:
+            return False
+
     def size(self, name: str) -> int:
         """Return the size of a file, 0 if there is none."""
         try:

@@ -10,21 +10,27 @@ from treering.errors import TreeringError
 from treering.runtime import file_lock, files
 from treering.storage import manifest as manifests
 from treering.storage import names
+from treering.storage.folder import Folder
 
 LOCK, NOTE = ".lock", ".writer"
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Be the folder's only writer; it is created if it does not exist, and removed again if it stays empty."""
+def writing(path: Path) -> Iterator[Folder]:
+    """Be the only writer of a folder, and yield it: it is created if it does not exist, and removed if it stays empty.
+
+    All is written to this one, whatever takes its place at `path` meanwhile.
+    """
     made = not files.exists(path)
     before = version(path)
     try:
         _make_folder(path)
-        with file_lock.held(path / LOCK, path / NOTE):
+        with file_lock.held(path / LOCK, path / NOTE) as locked, manifests.opened(path) as folder:
+            if locked is not None and not folder.holds(LOCK, locked):
+                raise TreeringError(f"another folder took the place of {path} just now: try again")
             before = version(path)
             try:
-                yield
+                yield folder
             finally:
                 if not any(names.is_ours(file.name) for file in path.iterdir() if file.name not in (LOCK, NOTE)):
                     with contextlib.suppress(PermissionError):  # Windows removes the lock when it is released

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ import PIL
 import safetensors
 import torch
 
-from treering.checked import Checked, brief, parse_json, require
+from treering.checked import MOST_VALUES, Checked, brief, parse_json, require
 from treering.errors import TreeringError
 from treering.storage import names
 from treering.storage.folder import Folder
@@ -30,11 +30,14 @@ from treering.version import __version__
 NAME = names.MANIFEST
 FORMAT = "treering model"
 FORMAT_VERSION = 1
-LARGEST, LARGEST_HISTORY = 2**26, 2**28
+LARGEST, LARGEST_HISTORY = 2**26, 2**26
 """The most bytes of a manifest and of a history."""
 MOST_CHANNELS, LONGEST_SIDE = 4, 4096
 """The bounds of a model's images."""
 MOST_STEPS = 100_000
+LONGEST_LABEL = 1000
+MOST_EARLIER, HIGHEST = 100, 10**8
+"""The most earlier versions, and what their numbers stay below."""
 COPY = "restore it from a copy of the model folder"
 Label = str | int | float | bool
 """The types of labels that JSON gives back as they were."""
@@ -118,6 +121,8 @@ class Manifest(Checked):
         require(0 <= self.seed < 2**63, f"seed must be from 0 to 2^63 - 1, not {self.seed}")
         require(classes > 0, "classes must hold at least one class")
         require(len({type(label) for label in self.classes}) == 1, "classes must all be texts or all numbers")
+        longest = max((len(label) for label in self.classes if isinstance(label, str)), default=0)
+        require(longest <= LONGEST_LABEL, f"classes must have at most {LONGEST_LABEL:,} letters each, not {longest:,}")
         require(len(set(self.classes)) == classes, "classes has one class more than once")
         require(min(self.head_sizes, default=0) >= 1, "head_sizes must be 1 or more each")
         require(
@@ -274,10 +279,11 @@ def checked(manifest: dict[str, Any], file: Path) -> Manifest:
 
 def history(content: bytes, manifest: Manifest, file: Path) -> list[dict[str, Any]]:
     """Return the records in the content of a history file, one for each step, after checking them."""
+    require_bounded(content, file)
     count = content.count(b"\n")
     if count != manifest.steps or not content.endswith(b"\n"):
         raise TreeringError(f"{file} has {count} whole lines, but the model has {manifest.steps} steps: {COPY}")
-    records = []
+    records, known = [], {one.name for one in fields(StepRecord)}
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             record = parse_json(line)
@@ -285,16 +291,26 @@ def history(content: bytes, manifest: Manifest, file: Path) -> list[dict[str, An
         except ValueError as error:  # a TreeringError is one
             reason = error if isinstance(error, TreeringError) else "it is not JSON"
             raise TreeringError(f"{file} cannot be read in line {number}, since {reason}: {COPY}") from None
-        records.append(record)
+        records.append({name: value for name, value in record.items() if name in known})
     if [label for record in records for label in record["new_classes"]] != list(manifest.classes):
         raise TreeringError(f"{file} tells of other classes than the model's: {COPY}")
     return records
 
 
+def require_bounded(history: bytes, file: Path) -> None:
+    """Raise if the history of a model has more values than are worth their memory."""
+    if sum(history.count(letter) for letter in (b",", b"[", b"{")) > MOST_VALUES:
+        raise TreeringError(f"{file} would tell of too many classes in too many steps: begin a new model")
+
+
 def earlier(folder: Folder) -> list[str]:
     """Return the names of the manifests of earlier versions, oldest first."""
-    found = [item.name for item in folder.items("previous") if names.EARLIER.fullmatch(item.name)]
-    return sorted(found, key=number)
+    listed = [item.name for item in folder.items("previous") if names.EARLIER.fullmatch(item.name)]
+    found = sorted((name for name in listed if number(name) < HIGHEST), key=number)
+    if len(found) > MOST_EARLIER:
+        what = f"holds {len(found)} earlier versions, but a model has {MOST_EARLIER} at most"
+        raise TreeringError(f"{folder.path / 'previous'} {what}: remove those with the lowest numbers")
+    return found
 
 
 def number(name: str) -> int:

@@ -20,6 +20,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -50,8 +51,8 @@ SAVEABLE = (str, int, float, bool)
 """The types of labels that JSON gives back as they were."""
 LARGEST = 2**32
 """The most bytes of a weights file that is only compared with its checksum, and of an unfinished step."""
-MOST_PIXELS = 2**34
-"""The most bytes that exemplars and held-out images may take in memory."""
+ALWAYS_HELD, MOST_HELD = 2**29, 64
+"""Images may take so many bytes in memory, or so many times the bytes of their files: photos take a few times those."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -76,25 +77,24 @@ class Content:
 
 def save(content: Content, path: Path, keep: int = KEEP) -> None:
     """Write the folder's new content, as its only writer; the last `keep` versions stay for `undo`."""
-    with lock.writing(path):
-        replace(content, path, keep)
+    with lock.writing(path) as folder:
+        replace(content, folder, keep)
 
 
-def replace(content: Content, path: Path, keep: int) -> None:
-    """Do what `save` does, for a caller that is `writing` already.
+def replace(content: Content, folder: Folder, keep: int) -> None:
+    """Do what `save` does, for a caller that is `writing` to the folder already.
 
     An unfinished step gives way where the disk has no room for both: the model that is saved is what it leads to.
     """
     unsaveable = next((label for label in content.classes if type(label) not in SAVEABLE), None)
     if unsaveable is not None:
         raise TreeringError(f"label {unsaveable!r} cannot be saved: use texts or numbers as labels")
-    with manifests.opened(path) as folder:
-        try:
-            _replace(content, folder, keep)
-        except OSError as error:
-            if error.errno not in NO_ROOM or not folder.exists(names.LEARNING):
-                raise
-            _replace_instead_of_unfinished(content, folder, keep)
+    try:
+        _replace(content, folder, keep)
+    except OSError as error:
+        if error.errno not in NO_ROOM or not folder.exists(names.LEARNING):
+            raise
+        _replace_instead_of_unfinished(content, folder, keep)
 
 
 def _replace_instead_of_unfinished(content: Content, folder: Folder, keep: int) -> None:
@@ -133,13 +133,14 @@ def write_files(folder: Folder, content: Content, before: Manifest | None) -> ma
     unflushed: list[str] = []
 
     def put(prefix: str, written: bytes, suffix: str) -> Entry:
-        """Write one file under a name that holds its hash, unless it is there already."""
+        """Write one file under a name that holds its hash, unless the version before has it already.
+
+        Another file of that name is written anew: its content may be in memory alone, if flushing it has failed.
+        """
         checksum = hashlib.sha256(written).hexdigest()
         name = f"{prefix}{checksum[:12]}{suffix}"
-        is_there = _holds(folder, name, written)
-        if not is_there:
+        if name not in flushed or not _holds(folder, name, written):
             folder.write(name, written, flushed=False)
-        if not is_there or name not in flushed:  # a killed writer may have left it unflushed
             unflushed.append(name)
         return Entry(name, checksum)
 
@@ -155,10 +156,11 @@ def write_files(folder: Folder, content: Content, before: Manifest | None) -> ma
             )
 
     weights = {name: tensor.cpu().contiguous() for name, tensor in content.tensors.items()}
-    history = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in content.history)
+    history = manifests.utf8("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in content.history))
+    manifests.require_bounded(history, folder.path)
     written = manifests.Files(
         put("weights-", safetensors.torch.save(weights), ".safetensors"),
-        put("history-", manifests.utf8(history), ".jsonl"),
+        put("history-", history, ".jsonl"),
         put_images("memory", content.memory),
         put_images("held-out", content.held_out),
     )
@@ -179,11 +181,14 @@ def _slug(name: Hashable) -> str:
     return re.sub(r"[^\w-]+", "_", str(name))[:40].strip("_") or "class"
 
 
-def undo(path: str | os.PathLike[str]) -> None:
-    """Go back to the version of a model folder before its last `save` or `treering learn`; raise if there is none."""
+def undo(path: str | os.PathLike[str], examine: Callable[[Folder, Manifest], object]) -> None:
+    """Go back to the version of a model folder before its last `save` or `treering learn`; raise if there is none.
+
+    `examine` raises if a version cannot be used; then the current one stays.
+    """
     path = Path(path)
     manifests.of(path)  # raises if there is no model
-    with lock.writing(path), manifests.opened(path) as folder:
+    with lock.writing(path) as folder:
         current = manifests.read(folder)
         for name in reversed(manifests.earlier(folder)):
             before, content = manifests.read_earlier(folder, name)
@@ -192,6 +197,7 @@ def undo(path: str | os.PathLike[str]) -> None:
                 continue
             for entry in before.files:
                 require_whole(folder, before, entry)
+            examine(folder, before)
             put_back(folder, name, content)
             return
         raise TreeringError(f"{path} has no version to go back to: it holds the first one, or the others are gone")
@@ -293,9 +299,11 @@ def weights_of(
 def images_of(folder: Folder, manifest: Manifest) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """Read the exemplars and the held-out images of each column that has some."""
     shape, by_kind = manifest.image_shape, (manifest.files.memory, manifest.files.held_out)
-    count = sum(len(ranked) for by_class in by_kind for ranked in by_class)
-    if count * shape[0] * shape[1] * shape[2] > MOST_PIXELS:
-        raise TreeringError(f"{folder.path} keeps {count:,} images, which no memory holds: {COPY}")
+    entries = [entry for by_class in by_kind for ranked in by_class for entry in ranked]
+    taken = len(entries) * math.prod(shape)
+    if taken > ALWAYS_HELD and taken > MOST_HELD * sum(folder.size(entry.name) for entry in entries):
+        what = f"{len(entries):,} images that would take {taken:,} bytes, far more than their files"
+        raise TreeringError(f"{folder.path} keeps {what}, so they are no photos: {COPY}")
 
     def decoded(entry: Entry) -> Tensor:
         content = _read(folder, entry, pictures.most_bytes(shape))

@@ -16,7 +16,7 @@ MANIFEST = "manifest.json"
 LEARNING = ".learning"
 FIXED = (MANIFEST, ".lock", ".writer", LEARNING, "memory", "held-out", "previous")
 """The names in a model folder's top level that are the same for all versions."""
-_TEMPORARY = re.escape(files.TEMPORARY) + "[0-9a-z_]{4,40}"
+_TEMPORARY = re.escape(files.TEMPORARY) + "[0-9a-f]{32}(?:[0-9a-z_]{8})?"
 _HASH = "[0-9a-f]{12}"
 _CLASS = r"(?:memory|held-out)/[0-9]{4,9}-[\w-]{1,40}"
 WEIGHTS = re.compile(rf"weights-{_HASH}\.safetensors")

@@ -37,7 +37,7 @@ class Change(Protocol):
 def every_version(path: Path, change: Change) -> int:
     """Change the model at `path` and all earlier versions that the change concerns; return how many there were."""
     manifests.of(path)  # raises if there is no model
-    with lock.writing(path), manifests.opened(path) as folder:
+    with lock.writing(path) as folder:
         model_folder.clean(folder, None)  # a writer that was killed may have left files that hold what is to go
         current = manifests.read(folder)
         change.require(folder, current, True)
