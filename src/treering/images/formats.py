@@ -35,6 +35,8 @@ MOST_UNPACKED = 600_000_000
 """The most bytes that a PNG is unpacked to, which takes some seconds: 200 megapixels, or 100 with 16 bits a colour."""
 MOST_PASSES = 100
 """How often decoding may go through one JPEG: cameras and programs need about ten."""
+MOST_IN_RUNS = 4_000_000
+"""The most pixels of a BMP with run-length compression, whose decoder in Python takes a second for two million."""
 LARGE = 25_000_000
 """A photo of more pixels is made smaller before its colours are converted, to save memory."""
 NOT_A_PHOTO = "not a JPEG, PNG, WebP, AVIF, HEIC, TIFF, BMP or GIF image"
@@ -216,6 +218,14 @@ def _silence_libtiff() -> None:
             library[name](None)
 
 
+def _open_bmp(stream: BinaryIO, start: bytes) -> tuple[ImageFile, int]:
+    image = BmpImageFile(stream)
+    in_runs = image.info["compression"] in (BmpImageFile.COMPRESSIONS["RLE8"], BmpImageFile.COMPRESSIONS["RLE4"])
+    if in_runs and image.width * image.height > MOST_IN_RUNS:
+        raise UnreadableError("a large BMP with run-length compression: save it without")
+    return image, 0
+
+
 def _open_avif(stream: BinaryIO, start: bytes) -> tuple[ImageFile, int]:
     try:
         from PIL import AvifImagePlugin
@@ -254,7 +264,7 @@ OPENERS: dict[str, Callable[[BinaryIO, bytes], tuple[Any, int]]] = {
     "AVIF": _open_avif,
     "HEIC": _open_heic,
     "TIFF": _open_tiff,
-    "BMP": _plain(BmpImageFile),
+    "BMP": _open_bmp,
     "GIF": _plain(GifImageFile),
 }
 """A kind -> what opens it, and tells the bytes of memory that decoding takes beside the pixels."""
