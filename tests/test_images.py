@@ -410,6 +410,29 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
     assert {reason for _, reason in found.skipped} == {"a link back to a folder already read"}
 
 
+def test_links_lead_to_class_folders_and_photos_and_to_no_other_folders(tmp_path: Path) -> None:
+    private = write_photos(tmp_path / "private", {"deep": 2, "other": 1})
+    folder = write_photos(tmp_path / "photos", {"cat": 2, "dog": 1})
+    (folder / "owl").symlink_to(private / "deep")
+    (folder / "cat" / "photo.png").symlink_to(private / "deep" / "000.png")
+    (folder / "cat" / "away").symlink_to(private)
+    (folder / "cat" / "beside").symlink_to(folder / "dog")
+    (private / "deep" / "away").symlink_to(private / "other")
+    found = folders.scan(folder)
+    assert names_of(found) == {
+        "cat": ["000.png", "001.png", "photo.png"],
+        "dog": ["000.png"],
+        "owl": ["000.png", "001.png"],
+    }
+    links = [folder / "cat" / "away", folder / "cat" / "beside", folder / "owl" / "away"]
+    assert [path for path, reason in found.skipped if reason == files.IS_LINK] == links
+    assert (
+        folders.files_below(folder / "cat")
+        == [folder / "cat" / name for name in ("000.png", "001.png", "photo.png")] + links[:2]
+    )
+    assert files.read(links[0], 8) == files.IS_LINK
+
+
 def test_a_link_to_itself_is_left_out(tmp_path: Path) -> None:
     folder = write_photos(tmp_path, {"cat": 1})
     (folder / "loop").symlink_to(folder / "loop")

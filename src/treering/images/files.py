@@ -20,6 +20,7 @@ from treering.images import bounds, formats, tiff
 from treering.images.formats import TOO_LARGE, UnreadableError
 from treering.runtime import threads
 
+IS_LINK = "a link to a folder: put the folder itself there"
 WORKERS = min(8, os.cpu_count() or 1)
 """How many files are decoded at the same time, if they are not large."""
 MEMORY_AT_ONCE = 2**30
@@ -52,7 +53,7 @@ def read(path: Path, size: int, channels: int = 3, memory: bounds.Memory | None 
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            return "a folder that cannot be looked into"
+            return IS_LINK if path.is_symlink() else "a folder that cannot be looked into"
         if not stat.S_ISREG(status.st_mode):
             return "not a regular file"
         with open(path, "rb", opener=bounds.open_at_once) as file:  # tests replace the built-in one

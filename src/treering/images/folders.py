@@ -1,4 +1,7 @@
-"""Folders of images: one folder per class, FOLDER/<class>/<image>, with more folders within a class if you like."""
+"""Folders of images: one folder per class, FOLDER/<class>/<image>, with more folders within a class if you like.
+
+A class folder may be a link, and so may an image; no other link to a folder is followed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treering.errors import TreeringError
-from treering.images.files import read_in_parts
+from treering.images.files import IS_LINK, read_in_parts
 from treering.runtime import files
 
 if TYPE_CHECKING:
@@ -93,7 +96,7 @@ def is_model(folder: Path) -> bool:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return every file in a folder and the folders below it, and the folders that cannot be looked into."""
+    """Return every file in a folder and the folders below it, and the folders that are not looked into."""
     skipped: list[tuple[Path, str]] = []
     found = sorted(_files(folder, skipped))
     return found + [place for place, reason in skipped if reason not in (LOOPS_BACK, IS_MODEL)]
@@ -102,7 +105,7 @@ def files_below(folder: Path) -> list[Path]:
 def _files(folder: Path, skipped: list[tuple[Path, str]], inside: Path | None = None) -> Iterator[Path]:
     """Yield the files below a class folder, which lies `inside` the folder of all classes if that is given.
 
-    Folders that cannot be read, models, and links that lead back are not looked into, but noted in `skipped`.
+    Folders that cannot be read, models, and links to folders are not looked into, but noted in `skipped`.
     """
 
     def note(error: OSError) -> None:
@@ -111,17 +114,24 @@ def _files(folder: Path, skipped: list[tuple[Path, str]], inside: Path | None = 
     above = [*folder.resolve().parents]
     if inside:
         above += [inside.resolve(), *inside.resolve().parents]
-    seen = {(status.st_dev, status.st_ino) for status in (parent.stat() for parent in above)}
-    for place, folders, names in os.walk(folder, onerror=note, followlinks=True):
-        status = Path(place).stat()
-        back = (status.st_dev, status.st_ino) in seen
+    seen = {_identity(parent) for parent in above}
+    for place, folders, names in os.walk(folder, onerror=note):
+        back = _identity(Path(place)) in seen
         if back or (place != str(folder) and is_model(Path(place))):
             skipped.append((Path(place), LOOPS_BACK if back else IS_MODEL))
             folders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(_identity(Path(place)))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        links = [path for path in (Path(place, name) for name in folders) if path.is_symlink()]
+        skipped += [(path, LOOPS_BACK if _identity(path) in seen else IS_LINK) for path in links]
         yield from (Path(place, name) for name in names if not files.is_clutter(name))
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """Return what tells this folder from others, by whatever name it is reached."""
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 @dataclass
