@@ -99,6 +99,23 @@ def test_forgetting_follows_the_classes_of_each_step() -> None:
     assert matrix.note == "mean forgetting 20.0 points"
 
 
+def long_run(steps: int, **changes: Any) -> dict[str, Any]:
+    """A run of many steps of one class, of which each loses a fifth of a point in each later step."""
+    rows = [[90 - 0.2 * (step - label) for label in range(step + 1)] for step in range(steps)]
+    none = dict.fromkeys(("top5", "task_aware_accuracy", "class_order", "confusion"))
+    same = {"accuracy": [50.0] * steps, "classes_per_step": 1, "class_accuracy": rows}
+    return result(**(same | none | changes))
+
+
+def test_of_very_many_steps_the_first_the_last_and_some_between_are_in_the_heat_map() -> None:
+    matrix = only([long_run(450)], "forgetting", Matrices).matrices[0]
+    assert len(matrix.names) == len(matrix.values) == len(matrix.values[0]) == 151
+    assert [*matrix.names[:3], matrix.names[-1]] == ["step 1", "step 3", "step 6", "step 450"]
+    assert [*matrix.values[0][:3], matrix.values[0][-1]] == [90.0, 89.6, 89.0, 0.2]
+    assert matrix.values[1][:3] == [None, 89.9, 89.3]  # steps 2 and 3 after steps 3 and 6
+    assert matrix.note == "mean forgetting 45.0 points"
+
+
 def test_a_class_without_test_images_is_left_out_of_the_mean() -> None:
     unseen = [[100.0, math.nan], [90.0, math.nan, 80.0, 80.0], [80.0, math.nan, math.nan, math.nan, 80.0, 80.0]]
     matrix = only([result(class_accuracy=unseen)], "forgetting", Matrices).matrices[0]
@@ -175,6 +192,17 @@ def test_names_of_files_differ_and_bear_any_dataset() -> None:
     assert len(names) == 12
     assert len({name.lower() for name in names}) == len(names)
     assert not any("/" in name or name.startswith(".") for name in names)
+
+
+def test_names_of_files_are_short_however_many_steps_and_alike_names_there_are() -> None:
+    sizes = ([1] * 300, [1] * 299 + [2])
+    many = [long_run(300, dataset="x" * 200, classes_per_step=steps) for steps in sizes]
+    alike = [result(dataset=f"a{'/' * count}b") for count in range(1, 50)]
+    names = [chart.name for made in charts.every_chart([*many, *alike]).values() for chart in made]
+    assert len({name.lower() for name in names}) == len(names) == 2 * 2 + 49 * 3
+    assert max(map(len, names)) <= 200
+    titles = [chart.title for made in charts.every_chart(many).values() for chart in made]
+    assert max(map(len, titles)) < 600
 
 
 @pytest.mark.parametrize("method", ["my-method", "another"])

@@ -72,6 +72,7 @@ NO_NUMBER = float("nan")
         ("classes_per_step", 0),
         ("classes_per_step", []),
         ("classes_per_step", [2, -1]),
+        ("classes_per_step", [2, 2]),
         ("memory", 2000),
         ("memory", {"kind": "endless", "size": 3}),
         ("memory", {"kind": "total", "size": -1}),
@@ -83,6 +84,8 @@ NO_NUMBER = float("nan")
         ("class_accuracy", [[1.0, 2.0], ["a"] * 4, [1.0] * 6]),
         ("class_accuracy", [[1.0, 2.0], [1e6] * 4, [1.0] * 6]),
         ("class_accuracy", {"a": 1}),
+        ("class_accuracy", [[], [1.0] * 4, [1.0] * 6]),
+        ("class_order", ["one"] * 10_001),
         ("task_accuracy", [[1.0], 3, 4]),
         ("confusion", [[1, 2], [3, 4]]),
         ("confusion", [[0.5] * 6] * 6),
@@ -100,6 +103,36 @@ def test_a_bad_field_is_named(tmp_path: Path, field: str, value: Any) -> None:
     said = refusal(file)
     assert field in said or ("NaN" in said or "Infinity" in said)
     assert len(said) < 1000
+
+
+def long_result(steps: int, classes: int) -> dict[str, Any]:
+    """A run whose steps, but for the last, bring a class each."""
+    known = [*range(1, steps), classes]
+    same = dict.fromkeys(("top5", "task_aware_accuracy", "class_order", "confusion"))
+    rows = [[50.0] * count for count in known]
+    return result(accuracy=[50.0] * steps, class_accuracy=rows, classes_per_step=1, **same)
+
+
+@pytest.mark.parametrize(
+    ("steps", "classes", "field"),
+    [(1001, 1001, "accuracy"), (2, 10_001, "class_accuracy"), (1000, 10_000, ""), (1000, 1000, "")],
+)
+def test_a_result_has_a_thousand_steps_and_ten_thousand_classes_at_most(
+    tmp_path: Path, steps: int, classes: int, field: str
+) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(long_result(steps, classes)))
+    if field:
+        assert f"{field} must" in refusal(file)
+    else:
+        assert len(stored.read(file)["accuracy"]) == steps
+
+
+def test_a_result_has_a_million_accuracies_of_classes_at_most(tmp_path: Path) -> None:
+    made = long_result(200, 5200)
+    made["class_accuracy"] = [[50.0] * (5000 + step) for step in range(200)]
+    (tmp_path / "run.json").write_text(json.dumps(made))
+    assert "class_accuracy must not have more than 1,000,000 numbers" in refusal(tmp_path / "run.json")
 
 
 @pytest.mark.parametrize("field", sorted(result().keys() - {"top5", "task_aware_accuracy", "images_per_second"}))

@@ -18,8 +18,10 @@ Result = dict[str, Any]
 
 LARGEST = 64 * 2**20
 """The most bytes of a result file; one of a thousand classes in a hundred steps has about 3 million."""
-MOST_STEPS, MOST_IMAGES, LONGEST = 10_000, 10**12, 10**12
-"""The most steps of a run, images in a memory, and seconds."""
+MOST_STEPS, MOST_CLASSES, MOST_ACCURACIES = 1000, 10_000, 1_000_000
+"""The most steps of a run, classes, and accuracies of a class after a step."""
+MOST_IMAGES, LONGEST = 10**12, 10**12
+"""The most images in a memory, and seconds."""
 TEXT = 500
 """The most letters of a name in a result."""
 
@@ -90,7 +92,8 @@ class Facts(Checked):
     def _check_counts(self) -> None:
         sizes = self.classes_per_step if isinstance(self.classes_per_step, tuple) else (self.classes_per_step,)
         require(bool(sizes) and all(0 < size <= 10**6 for size in sizes), "classes_per_step must be 1 to 1,000,000")
-        require(len(sizes) <= MOST_STEPS, f"classes_per_step must not have more than {MOST_STEPS:,} numbers")
+        fits = isinstance(self.classes_per_step, int) or len(sizes) == len(self.accuracy)
+        require(fits, f"classes_per_step must have {len(self.accuracy)} numbers, as accuracy has")
         for name, most in (("order", 2**63), ("seed", 2**64), ("image_passes", 2**63), ("runs_at_once", 10**6)):
             value = getattr(self, name)
             require(0 <= value < most, f"{name} must be from 0 to {most - 1:,}, not {value}")
@@ -103,9 +106,14 @@ class Facts(Checked):
     def _check_classes(self) -> None:
         """Raise unless the classes are as many in all that is said of them."""
         known = [len(row) for row in self.class_accuracy or ()]
-        grows = all(before < after for before, after in itertools.pairwise(known))
+        grows = all(before < after for before, after in itertools.pairwise([0, *known]))
         require(grows, "class_accuracy must have more numbers for each step than for the step before")
+        require(sum(known) <= MOST_ACCURACIES, f"class_accuracy must not have more than {MOST_ACCURACIES:,} numbers")
         classes = len(self.class_order or ())
+        most = max([classes, *known[-1:]])
+        require(
+            most <= MOST_CLASSES, f"class_order and class_accuracy must not have more than {MOST_CLASSES:,} classes"
+        )
         names = "class_order must have a name for each class in class_accuracy"
         require(not known or not classes or known[-1] == classes, names)
         counts = self.confusion or []

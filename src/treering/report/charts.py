@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import heapq
+import itertools
 import math
 import re
 import zlib
@@ -82,6 +85,10 @@ BARS = ("ablation", "budgets", "selection", "gem")
 """The parts of which the paper's tables are drawn as bars."""
 MOST_CONFUSED = 5
 """Pairs of classes that are named under each confusion matrix."""
+LONGEST_NAME = 150
+"""The most letters of a group's name in the names of files, of which file systems take 255."""
+MOST_IN_MATRIX = 200
+"""The most steps in a heat map, whose cells would be too small to be seen and too many to be drawn otherwise."""
 TASK_NOT_KNOWN = ", the task not known"
 """GEM's charts say whether the task of an image is known."""
 
@@ -107,7 +114,11 @@ class Group:
         (kind, size), rule = self.setting.memory, self.setting.selection
         parts = (self.setting.dataset, self.setting.steps.replace(" ", ""), f"{kind}{size}", rule)
         name = "-".join(part for part in parts if part not in ("", "herding"))
-        return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "unnamed"
+        plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "unnamed"
+        if len(plain) <= LONGEST_NAME:
+            return plain
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"{plain[: LONGEST_NAME - 13]}-{digest[:12]}"
 
     @property
     def part(self) -> str:
@@ -144,8 +155,8 @@ def every_chart(results: Sequence[Result]) -> dict[str, list[Chart]]:
     names: set[str] = set()
     for part, chart in _curves_and_matrices(groups(results)):
         if chart not in parts[part]:
-            while chart.name.lower() in names:
-                chart = replace(chart, name=f"{chart.name}-again")
+            tried = (f"{chart.name}-{number}" if number else chart.name for number in itertools.count())
+            chart = replace(chart, name=next(name for name in tried if name.lower() not in names))
             names.add(chart.name.lower())
             parts[part].append(chart)
     return parts
@@ -256,17 +267,26 @@ def _shown(value: float | None) -> float | None:
 
 
 def _forgetting(cell: Cell) -> Matrix | None:
-    """Return the accuracy on the classes that each step brought, after that step and every later one."""
+    """Return the accuracy on the classes that each step brought, after that step and every later one.
+
+    Of very many steps, only the first and every n-th of the others count.
+    """
     runs = [run for run in cell.runs if run.get("class_accuracy") and len(run["accuracy"]) > 1]
     if not runs:
         return None
     ends = known_classes(runs[0])
     runs = [run for run in runs if known_classes(run) == ends]
-    steps, spans = range(len(ends)), zip([0, *ends], ends, strict=False)
+    steps = sorted({0, *range(len(ends) - 1, -1, -math.ceil(len(ends) / MOST_IN_MATRIX))})
+    spans = itertools.pairwise([0, *(ends[step] for step in steps)])
     values = [[_shown(tables.over_orders(runs, _share(*span, step))[0]) for step in steps] for span in spans]
-    lost = tables.over_orders(runs, lambda run: _mean_of_known(metrics.forgetting(run["class_accuracy"])[-1:]))[0]
+    lost = tables.over_orders(runs, lambda run: _mean_of_known([_lost_in(run)]))[0]
     note = "" if lost is None else f"mean forgetting {lost:.1f} points"
     return Matrix(_label(cell.setting), [f"step {step + 1}" for step in steps], values, [], note)
+
+
+def _lost_in(run: Result) -> float:
+    """Return the mean forgetting of the classes that were learnt before the last step."""
+    return metrics.average(metrics.forgetting_by_class(run["class_accuracy"]))
 
 
 def _share(first: int, end: int, after: int) -> Metric:
@@ -319,9 +339,12 @@ def _value(line: Line, step: int) -> str:
 
 def _most_confused(matrix: Matrix) -> Iterable[tuple[str, str, str]]:
     """Return true class, class it is taken for and how many images are so taken, of the most frequent pairs."""
-    rows = enumerate(matrix.values)
-    count = {(row, column): int(images or 0) for row, line in rows for column, images in enumerate(line)}
-    wrong = [pair for pair in count if count[pair] and pair[0] != pair[1]]
-    for row, column in sorted(wrong, key=lambda pair: (-count[pair], pair))[:MOST_CONFUSED]:
-        total = sum(count[row, other] for other in range(len(matrix.names)))
-        yield matrix.names[row], matrix.names[column], f"{count[row, column]} of {total}"
+    wrong = (
+        (-images, row, column)
+        for row, line in enumerate(matrix.values)
+        for column, images in enumerate(line)
+        if images and row != column
+    )
+    for less, row, column in heapq.nsmallest(MOST_CONFUSED, wrong):
+        total = sum(images or 0 for images in matrix.values[row])
+        yield matrix.names[row], matrix.names[column], f"{-less:.0f} of {total:.0f}"

@@ -200,7 +200,7 @@ def _draw_matrix(axes: Axes, matrix: Matrix, kind: str, with_names: bool) -> Non
         ticks = range(side) if with_names else range(0)
         axes.set_xticks(ticks, names if with_names else [], rotation=90)
     else:
-        shown, names = values, [str(step + 1) for step in range(side)]
+        shown, names = values, [name.removeprefix("step ") for name in matrix.names]
         axes.set(xlabel="after step", ylabel="classes of step")
         ticks = range(0, side, max(1, round(side / 10)))
         axes.set_xticks(ticks, [names[tick] for tick in ticks])

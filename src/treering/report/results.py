@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ class Setting:
 
     @property
     def steps_name(self) -> str:
-        return f"{self.steps} class{'' if self.steps == '1' else 'es'} per step"
+        return f"{shown(self.steps)} class{'' if self.steps == '1' else 'es'} per step"
 
     @property
     def memory_name(self) -> str:
@@ -144,8 +145,7 @@ def known_classes(result: Result) -> list[int]:
     if result.get("class_accuracy"):
         return [len(step) for step in result["class_accuracy"]]
     sizes, steps = result["classes_per_step"], len(result["accuracy"])
-    sizes = [sizes] * steps if isinstance(sizes, int) else sizes
-    return [sum(sizes[: step + 1]) for step in range(steps)]
+    return list(itertools.accumulate([sizes] * steps if isinstance(sizes, int) else sizes))
 
 
 def device_seconds(results: Sequence[Result]) -> list[float]:
