@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint imports format tables hooks clean
+.PHONY: demo test lint imports format tables hashes hooks clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo-installed
@@ -29,6 +29,11 @@ format: $(VENV)/dev-installed
 tables: $(VENV)/dev-installed
 	$(BIN)/python benchmarks/table.py
 
+# For constraints that have changed: the checksums of every package but PyTorch, whose file depends on the processor.
+hashes:
+	uv pip compile --quiet --universal --python-version 3.11 --no-deps --generate-hashes --no-annotate --no-header \
+		--no-emit-package torch --output-file hashes.txt constraints.txt
+
 hooks: $(VENV)/dev-installed
 	$(INSTALL) pre-commit
 	$(BIN)/pre-commit install
@@ -43,6 +48,7 @@ $(VENV)/demo-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable '.[demo]'
 	touch $@
 
-$(VENV)/dev-installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) --editable '.[demo,report,photos,export,dev]'
+$(VENV)/dev-installed: pyproject.toml constraints.txt hashes.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement hashes.txt
+	$(INSTALL) --no-build-isolation --editable '.[demo,report,photos,export,dev]'
 	touch $@

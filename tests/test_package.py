@@ -33,6 +33,7 @@ PARTS = (
     "benchmarks",
     "constraints.txt",
     "docs",
+    "hashes.txt",
     "pyproject.toml",
     "results",
     "src",
@@ -163,3 +164,13 @@ def test_every_tool_has_one_version_that_the_tests_run_with() -> None:
     pinned = {line.partition("==")[0] for line in lines if "==" in line}
     named = sum(project["optional-dependencies"].values(), project["dependencies"])
     assert {Requirement(line).name for line in named} <= pinned
+
+
+def test_every_pinned_package_but_pytorch_has_checksums() -> None:
+    pinned = {line for line in (PROJECT / "constraints.txt").read_text().splitlines() if "==" in line}
+    entries = (PROJECT / "hashes.txt").read_text().replace("\\\n", " ").splitlines()
+    hashed = {Requirement(entry.partition("--hash")[0]).name for entry in entries if "--hash=sha256:" in entry}
+    assert {Requirement(pin).name for pin in pinned} - hashed == {"torch"}
+    assert all(
+        entry.partition(" ")[0] in {pin.partition(" ")[0] for pin in pinned} for entry in entries if "==" in entry
+    )
