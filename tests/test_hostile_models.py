@@ -837,6 +837,8 @@ def test_more_earlier_versions_than_a_model_has_are_refused(path: Path) -> None:
         (path / "previous" / f"{number:04d}.json").write_bytes(content)
     done = command("undo", path)
     done.refused("earlier versions", "100 at most")
+    checked = command("check", path)
+    assert (checked.code, "100 at most" in checked.out) == (1, True)
 
 
 def test_a_version_of_the_highest_number_does_not_keep_a_model_from_learning(path: Path, models: Models) -> None:

@@ -84,11 +84,11 @@ def _content(folder: Folder) -> bytes | None:
 
 
 def _findings(folder: Folder, examine: Examine) -> Findings:
+    versions = [_version(folder, manifests.NAME, examine)]
     try:
-        earlier = manifests.earlier(folder)
-    except TreeringError:  # something else is in the place of the folder that holds them, and is listed as such
-        earlier = []
-    versions = [_version(folder, name, examine) for name in [manifests.NAME, *reversed(earlier)]]
+        versions += [_version(folder, name, examine) for name in reversed(manifests.earlier(folder))]
+    except TreeringError as error:  # there are too many, or something else is in the place of their folder
+        versions.append(Version("previous", None, 0, [str(error)]))
     known = [version.manifest for version in versions if version.manifest]
     foreign = [
         item.name
