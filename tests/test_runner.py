@@ -863,6 +863,14 @@ def test_a_share_of_the_memory_for_held_out_images_is_refused(tmp_path: Path) ->
         StreamRun(recipe, tiny_images(), tmp_path)
 
 
+def test_a_run_of_more_steps_than_a_result_can_have_is_refused_before_any_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "MOST_STEPS", 2)
+    with pytest.raises(TreeringError, match="2 steps at most, not 3: set run.classes_per_step"):
+        StreamRun(TINY, tiny_images(), tmp_path)
+
+
 def test_a_memory_that_is_too_small_for_the_last_step_is_refused_before_any_training(tmp_path: Path) -> None:
     with pytest.raises(TreeringError, match="3 images cannot hold 6 classes: set memory to at least 6"):
         StreamRun(replace(TINY, memory=Budget(size=3)), tiny_images(), tmp_path)

@@ -83,6 +83,9 @@ class StreamRun(Watcher):
         """Another thread sets this to end the run after the current epoch, with its state saved."""
         self.runs_at_once = 1
         self.stream = Stream(images, recipe.run.classes_per_step, recipe.run.order)
+        if len(self.stream) > stored.MOST_STEPS:  # its result could not be read
+            most = f"a run has {stored.MOST_STEPS:,} steps at most, not {len(self.stream):,}"
+            raise TreeringError(f"{most}: set run.classes_per_step to more classes")
         counts = torch.bincount(images.train_labels, minlength=len(images.class_names)).tolist()
         planned = methods.find(recipe.method).plan(
             recipe, [{label: counts[label] for label in classes} for classes in self.stream.steps]
