@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import run_python
 from photo_helper import TINY, Finished, command, write_photos
 from report_helper import result, save
 
 from treering.methods import speed
+from treering.words import shown
 
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 HOSTILE = "a\x1b[31m\x07\x7f\x9b2J\x85\u202e\u2066\u200b\u2028\ufeff\nb[red]鳥"
@@ -226,3 +228,26 @@ def test_warnings_of_a_program(place: Path, tmp_path: Path) -> None:
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     harmless(Finished(done.returncode, done.stdout, done.stderr), r"mo\x1bdel/.learning cannot be restored")
     assert done.returncode == 0
+
+
+def test_warnings_of_the_library() -> None:
+    """In a process of its own, whose warnings are printed by Python itself and then by a handler of the user."""
+    script = r"""
+import logging, sys
+from treering.images import folders
+
+folders.warn_of([(sys.argv[1], "no photo")])
+logging.basicConfig(format="%(name)s: %(message)s")
+folders.warn_of([(sys.argv[1], "no photo")])
+logging.getLogger("treering.core").warning("%d images and %.1f %%", 3, 0.25)
+logging.getLogger("another").warning("%s", "\u202e")
+logging.getLogger("another").handle(logging.makeLogRecord({"name": "made", "msg": "by itself", "levelno": 30}))
+"""
+    done = run_python(script, HOSTILE, PYTHONIOENCODING="utf-8")
+    assert done.stderr.splitlines() == [
+        f"{shown(HOSTILE)} is left out: no photo",
+        f"treering.images.folders: {shown(HOSTILE)} is left out: no photo",
+        "treering.core: 3 images and 0.2 %",
+        "another: \u202e",
+        "made: by itself",
+    ]

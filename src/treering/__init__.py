@@ -6,12 +6,14 @@ A faithful implementation of End-to-End Incremental Learning (Castro et al., ECC
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 from treering.errors import TreeringError
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Schedule
 from treering.version import __version__
+from treering.words import showing
 
 if TYPE_CHECKING:
     from treering.learner import Learner
@@ -33,6 +35,8 @@ __all__ = [
     "load",
     "undo",
 ]
+
+logging.setLogRecordFactory(showing(logging.getLogRecordFactory()))  # a filter of one logger leaves out those below it
 
 _WITH_TORCH = {
     "Learner": "learner",
