@@ -168,6 +168,31 @@ def test_a_folder_that_cannot_be_made_is_one_line() -> None:
     command("predict", "model", "inbox", "--sort-into", "inbox/a.png").refused("cannot sort into inbox/a.png")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no such modes")
+def test_a_new_folder_is_private_and_one_that_is_there_stays_as_open_as_it_is() -> None:
+    write(Path("inbox/a.png"), "sea")
+    mask = os.umask(0o022)
+    try:
+        assert sort().code == 0
+        write(Path("inbox/b.png"), "tree")
+        assert sort().code == 0
+        Path("open").mkdir()
+        assert command("predict", "model", "inbox", "--sort-into", "open").code == 0
+    finally:
+        os.umask(mask)
+    modes = {
+        str(path): path.stat().st_mode & 0o777
+        for top in ("sorted", "open")
+        for path in [Path(top), *Path(top).rglob("*")]
+    }
+    assert modes == {
+        **dict.fromkeys(("sorted", "sorted/sea", "sorted/tree"), 0o700),
+        **dict.fromkeys(("sorted/sea/a.png", "sorted/tree/b.png"), 0o600),
+        **dict.fromkeys(("open", "open/sea", "open/tree"), 0o755),
+        **dict.fromkeys(("open/sea/a.png", "open/tree/b.png"), 0o644),
+    }
+
+
 @pytest.mark.parametrize("name", ["fox", "Red fox", "Bär", "猫", "a.b", "it's", "x" * 100])
 def test_plain_class_names_stay(name: str) -> None:
     assert folder_name(name) == name

@@ -18,6 +18,8 @@ LARGEST_PHOTO = 2**30
 """The most bytes of a photo that is copied."""
 LONGEST_NAME = 100
 """The most letters of a folder's name that come from the class."""
+PRIVATE = 0o700
+"""Who may look into a new folder: its owner. Folders and copies in it are as open as the folder around them."""
 UNKNOWN = "unknown"
 """The folder of photos that resemble no class; a class of that name has another one."""
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
@@ -42,7 +44,7 @@ class Sorter:
             if files.is_folder(place) and place.resolve() in (real, *real.parents):
                 raise TreeringError(f"cannot sort into {folder}, which lies in {place}: choose a folder outside")
         try:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(PRIVATE, exist_ok=True)
         except OSError as error:
             raise TreeringError(f"cannot sort into {folder}: {error.strerror}") from None
         self.folder = folder
@@ -56,13 +58,15 @@ class Sorter:
         """
         content, times = files.read(photo, LARGEST_PHOTO), photo.stat()
         place = self.folder / (UNKNOWN if class_name is None else folder_name(class_name))
-        place.mkdir(exist_ok=True)
+        place.mkdir(self.folder.stat().st_mode & 0o777 | PRIVATE, exist_ok=True)
         for number in itertools.count(1):
             target = place / (photo.name if number == 1 else f"{photo.stem}-{number}{photo.suffix}")
             if _is_equal(target, content):
                 return Copy(target, is_new=False)
             with contextlib.suppress(FileExistsError):
                 files.write(target, content, replace=False)
+                with contextlib.suppress(OSError):
+                    target.chmod(target.stat().st_mode & (place.stat().st_mode | PRIVATE))
                 with contextlib.suppress(OSError):
                     os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))
                 return Copy(target, is_new=True)
