@@ -17,11 +17,11 @@ from conftest import examples, tiny_learner
 from photo_helper import TINY, command, write_photos
 from PIL import Image
 
-from treering import TreeringError, evaluation
+from treering import TreeringError, evaluation, export, prediction
 from treering.core import augment
 from treering.methods import speed
-from treering.photos import exported
-from treering.prediction import files_in
+from treering.photos import exported, onnx_file, onnx_process
+from treering.prediction import Teller, files_in
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -67,7 +67,7 @@ def test_a_file_of_a_grey_learner_reads_photos_as_grey(place: Path, tmp_path: Pa
     learner.export(tmp_path / "grey.onnx")
     paths = files_in([place / "test"])
     ours = exported.opened(tmp_path / "grey.onnx").predictions(paths, 2)
-    theirs = evaluation.predictions(learner.learnt_model(), paths, 2)
+    theirs = evaluation.teller(learner.learnt_model()).predictions(paths, 2)
     for one, other in zip(ours, theirs, strict=True):
         assert dict(one.classes) == pytest.approx(dict(other.classes), abs=1e-4)
 
@@ -113,6 +113,44 @@ def test_a_file_of_a_learner_of_oblong_images_says_that_photos_do_not_fit(tmp_pa
         exported.opened(tmp_path / "oblong.onnx")
 
 
+def test_an_export_says_how_photos_are_prepared_only_if_they_are_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_learner(backbone="small").partial_fit(*examples({"cat": 5, "dog": 5})).learnt_model()
+    for side, there in ((8, True), (7, False)):
+        monkeypatch.setattr(export, "LONGEST_SIDE", side)
+        assert (exported.KEY in export._facts(model, torch.zeros(1, 3, 8, 8))) == there
+
+
+@pytest.mark.parametrize(("size", "most"), [(20, 32), (256, 32), (1024, 2), (4096, 1)])
+def test_fewer_large_photos_are_read_at_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch, size: int, most: int
+) -> None:
+    asked: list[int] = []
+
+    def read(paths: Any, side: int, channels: int, at_once: int) -> Any:
+        asked.append(at_once)
+        return iter(())
+
+    monkeypatch.setattr(prediction, "read_in_parts", read)
+    assert list(Teller([], size, 3, lambda images: (images, None)).predictions([place], 1)) == []
+    assert asked == [most]
+
+
+def test_many_photos_are_answered_as_each_is(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = files_in([place / "test"])
+    whole = list(exported.opened(place / "model.onnx").predictions(paths, 3))
+    monkeypatch.setattr(exported, "MOST_PIXELS", 3 * 16 * 16)
+    for one, other in zip(whole, exported.opened(place / "model.onnx").predictions(paths, 3), strict=True):
+        assert dict(one.classes) == pytest.approx(dict(other.classes), abs=1e-5)
+
+
+def test_the_process_that_computes_ends_with_what_asks_it(place: Path) -> None:
+    asking = onnx_process.Process((place / "model.onnx").read_bytes(), [3, 16, 16], None)
+    process = asking._process
+    assert process.poll() is None
+    del asking
+    assert process.returncode is not None
+
+
 # Files from strangers
 
 
@@ -154,6 +192,37 @@ def loop(graph: Any) -> None:
     graph.graph.node.append(onnx.helper.make_node("Loop", ["", ""], ["unused"], body=body))
 
 
+def sparse(graph: Any) -> None:
+    """The values of a sparse tensor are in a file that is there."""
+    Path("values.bin").write_bytes(np.ones(3, np.float32).tobytes())
+    values = onnx.TensorProto(name="values", dims=[3], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+    values.external_data.add(key="location", value="values.bin")
+    indices = onnx.numpy_helper.from_array(np.arange(3))
+    tensor = onnx.helper.make_sparse_tensor(values, indices, [3])
+    graph.graph.node.append(onnx.helper.make_node("Constant", [], ["unused"], sparse_value=tensor))
+
+
+def sparse_weights(graph: Any) -> None:
+    values, indices = (onnx.numpy_helper.from_array(np.ones(1, kind), "s") for kind in (np.float32, np.int64))
+    graph.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [9]))
+
+
+def random_numbers(graph: Any) -> None:
+    graph.graph.node.append(onnx.helper.make_node("RandomNormal", [], ["unused"], shape=[2]))
+
+
+def another_domain(graph: Any) -> None:
+    graph.graph.node.append(onnx.helper.make_node("Relu", ["images"], ["unused"], domain="com.microsoft"))
+
+
+def fewer_elements(graph: Any) -> None:
+    graph.graph.initializer[0].dims[0] = 10**9
+
+
+def many_dimensions(graph: Any) -> None:
+    graph.graph.initializer[0].dims.extend([2**62] * 10_000)
+
+
 def function(graph: Any) -> None:
     made = onnx.helper.make_function("own", "f", [], [], [], [onnx.helper.make_opsetid("", 18)])
     graph.functions.append(made)
@@ -169,6 +238,12 @@ DAMAGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "other files": (outside, "weights are in other files"),
     "other files in an operation": (outside_in_an_operation, "weights are in other files"),
     "a loop": (loop, "loops or branches"),
+    "sparse tensors in other files": (sparse, "sparse tensors"),
+    "sparse weights": (sparse_weights, "sparse tensors"),
+    "a random operator": (random_numbers, "the operator 'RandomNormal'"),
+    "an operator of another domain": (another_domain, "not ONNX's own"),
+    "a tensor of fewer elements": (fewer_elements, "another size than it says"),
+    "a tensor of many dimensions": (many_dimensions, "more than 16 dimensions"),
     "functions": (function, "functions of its own"),
     "no classes": (facts(classes=None), "does not say how photos are prepared"),
     "no preprocessing": (facts(how=None), "does not say how photos are prepared"),
@@ -179,8 +254,10 @@ DAMAGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "no JSON": (facts(classes="nonsense"), "damaged"),
     "deep JSON": (facts(classes="[" * 100_000), "damaged"),
     "huge numbers": (facts(how='{"size": ' + "9" * 10_000 + "}"), "damaged"),
-    "a huge size": (how(size=10**9, draft=2 * 10**9), "size must be from 1 to 4096"),
-    "no side": (how(input=0), "input must be from 1 to 4096"),
+    "a large size": (how(size=1025, draft=2050), "size must be from 1 to 1024"),
+    "a large input": (how(input=1025), "input must be from 1 to 1024"),
+    "a huge size": (how(size=10**9, draft=2 * 10**9), "size must be from 1 to 1024"),
+    "no side": (how(input=0), "input must be from 1 to 1024"),
     "another input": (how(input=17), "graph does not fit"),
     "another draft": (how(draft=1), "draft must be twice the size"),
     "strange channels": (how(channels=4), "channels must be 1 or 3"),
@@ -228,8 +305,103 @@ def test_a_file_that_is_too_large_is_one_line(place: Path, monkeypatch: pytest.M
 
 
 def test_a_graph_of_too_many_operations_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exported, "MOST_NODES", 3)
+    monkeypatch.setattr(onnx_file, "MOST_NODES", 3)
     command("predict", place / "model.onnx", place / "test").refused("more than 3 operations")
+
+
+def test_too_many_fields_or_classes_are_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(exported, "MOST_CLASSES", 2)
+        command("predict", place / "model.onnx", place / "test").refused("more than 2 classes")
+    monkeypatch.setattr(onnx_file, "MOST_FIELDS", 1000)
+    command("predict", place / "model.onnx", place / "test").refused("more than 1,000 fields")
+
+
+# Files that two readers of protocol buffers understand differently
+
+
+def varint(number: int) -> bytes:
+    """A whole number as protocol buffers have it, seven bits a byte."""
+    return (
+        b""
+        if number < 0
+        else bytes([number & 127 | 128] * (number > 127)) + (varint(number >> 7) if number > 127 else bytes([number]))
+    )
+
+
+def with_tag(graph: Any, tag: bytes) -> bytes:
+    """The file with its graph written under this tag."""
+    inner = graph.graph.SerializeToString()
+    graph.ClearField("graph")
+    return graph.SerializeToString() + tag + varint(len(inner)) + inner
+
+
+def in_ort_format(graph: Any) -> bytes:
+    graph.producer_name = "abORTM"
+    name = b"\x12\x06abORTM"
+    whole = graph.SerializeToString()
+    assert name in whole
+    return name + whole.replace(name, b"", 1)
+
+
+DISGUISES: dict[str, tuple[Callable[[Any], bytes], str]] = {
+    "a tag of more than 32 bits": (lambda graph: with_tag(graph, varint(7 << 3 | 2 | 1 << 32)), "may not have"),
+    "a tag that is longer than it has to be": (lambda graph: with_tag(graph, b"\xba\x00"), "unusual way"),
+    "a number of another kind": (lambda graph: graph.SerializeToString() + b"\x0a\x00", "another kind"),
+    "a number of more than 64 bits": (
+        lambda graph: graph.SerializeToString() + b"\x28" + b"\xff" * 9 + b"\x7f",
+        "unusual",
+    ),
+    "a field twice": (lambda graph: graph.SerializeToString() + b"\x3a\x00", "twice"),
+    "an unknown field": (lambda graph: graph.SerializeToString() + b"\x7a\x00", "may not have"),
+    "a fact twice": (lambda graph: graph.SerializeToString() + b"\x72\x09\x0a\x07classes", "twice"),
+    "no graph": (lambda graph: with_tag(graph, b"\x32"), "no graph"),
+    "onnxruntime's format": (in_ort_format, "format"),
+}
+
+
+@pytest.mark.parametrize(("disguise", "said"), DISGUISES.values(), ids=list(DISGUISES))
+def test_a_file_that_is_written_in_an_unusual_way_is_one_line(
+    place: Path, tmp_path: Path, disguise: Callable[[Any], bytes], said: str
+) -> None:
+    (tmp_path / "bad.onnx").write_bytes(disguise(onnx.load(place / "model.onnx")))
+    command("predict", tmp_path / "bad.onnx", place / "test").refused("bad.onnx", said)
+
+
+# Graphs that cost more than answers are worth
+
+
+def costly(place: Path, out: Path, shape: list[int], products: int) -> None:
+    """Add a tensor of this shape, which depends on the images, and so many products with itself, to the logits."""
+    graph = onnx.load(place / "model.onnx")
+    last = next(node for node in graph.graph.node if "probabilities" in node.output)
+    make, nodes = onnx.helper.make_node, graph.graph.node
+    nodes.remove(last)
+    nodes.append(make("ReduceMax", ["images"], ["one"], keepdims=0))
+    nodes.append(make("Expand", ["one", "shape"], ["cost0"]))
+    for number in range(products):
+        nodes.append(make("MatMul", [f"cost{number}", "cost0"], [f"cost{number + 1}"]))
+    nodes.append(make("ReduceMax", [f"cost{products}"], ["most"], keepdims=0))
+    nodes.append(make("Sub", ["most", "most"], ["none"]))
+    nodes.append(make("Add", [last.input[0], "none"], ["more"]))
+    last.input[0] = "more"
+    nodes.append(last)
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(shape), "shape"))
+    out.write_bytes(graph.SerializeToString())
+
+
+def test_a_graph_that_takes_too_long_is_one_line(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costly(place, tmp_path / "slow.onnx", [2000, 2000], 1000)
+    monkeypatch.setattr(onnx_process, "SECONDS", 1.0)
+    command("predict", tmp_path / "slow.onnx", place / "test").refused("slow.onnx", "more than 1 seconds")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not bound the memory of a process")
+def test_a_graph_that_takes_too_much_memory_is_one_line(place: Path, tmp_path: Path) -> None:
+    costly(place, tmp_path / "few.onnx", [10, 10], 1)
+    assert len(answers(command("predict", tmp_path / "few.onnx", place / "test", "--json"))) == 10
+    costly(place, tmp_path / "large.onnx", [40_000, 25_000], 0)
+    command("predict", tmp_path / "large.onnx", place / "test").refused("large.onnx", "cannot answer")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from treering.errors import TreeringError, first_line
 from treering.model import Model
-from treering.prediction import SHARE, threshold
+from treering.prediction import LONGEST_SIDE, SHARE, threshold
 from treering.runtime import files
 from treering.session import own_precision
 from treering.version import __version__
@@ -116,7 +116,8 @@ def _facts(model: Model, pixels: Tensor) -> dict[str, str]:
         output += "The quantiles of their distances, from 0 to 100 %, give the threshold for any other share"
         told = {"quantiles": sorted(usual.tolist()), "share": SHARE, "threshold": threshold(usual, SHARE)}
         unknown = {"unknown": json.dumps(told)}
-    square = {"treering.preprocessing": json.dumps(machine)} if height == width else {}  # image files become squares
+    fits = height == width and max(height, pixels.shape[-1]) <= LONGEST_SIDE  # image files become squares of some size
+    square = {"treering.preprocessing": json.dumps(machine)} if fits else {}
     return {
         "classes": json.dumps([str(name) for name in model.sorted_classes()]),
         "input": f"images: float32 N x {' x '.join(map(str, pixels.shape[1:]))}, RGB or grey, pixel values 0..255",

@@ -17,7 +17,11 @@ from treering.images.files import read_in_parts
 from treering.runtime import files
 
 BATCH = 32
-"""The number of images that are decoded and predicted at once."""
+"""The number of images that are decoded and predicted at once, if they are not large."""
+MOST_PIXELS = BATCH * 256 * 256
+"""The most pixels that are decoded and predicted at once, unless a single image has more."""
+LONGEST_SIDE = 1024
+"""The longest side of images that an exported file answers for here."""
 SHARE = 0.05
 """The share of images of known classes that are called unknown, unless the user wishes another."""
 
@@ -63,7 +67,8 @@ class Teller:
     def predictions(self, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
         """Yield the `top` classes of each file; files are read in parts, so any number takes the same memory."""
         names_of_files = iter(paths)
-        for decoded in read_in_parts(paths, self.size, self.channels, BATCH):
+        at_once = max(1, min(BATCH, MOST_PIXELS // self.size**2))
+        for decoded in read_in_parts(paths, self.size, self.channels, at_once):
             good = [result for result in decoded if not isinstance(result, str)]
             rows = self._rows(np.stack(good)) if good else iter(())
             for result in decoded:
