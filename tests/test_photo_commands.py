@@ -8,6 +8,8 @@ import re
 import shutil
 import sys
 import time
+import tracemalloc
+from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 import torch
 from photo_helper import NOT_AN_IMAGE, TINY, command, write_bad, write_photos
 from PIL import Image
+from rich.console import Console
 
 from treering import Budget, Learner, Recipe, evaluation, prediction
 from treering.evaluation import Evaluation
@@ -24,6 +27,7 @@ from treering.images import files as image_files
 from treering.images import folders as images
 from treering.methods import speed
 from treering.photos import overview
+from treering.photos.console import Printer
 from treering.prediction import Prediction, Teller
 from treering.storage import model_folder
 
@@ -413,8 +417,10 @@ def test_the_printed_numbers_of_a_scripted_model(place: Path, tmp_path: Path, mo
 
 
 def test_accuracy_is_over_the_images_of_the_classes_asked_for() -> None:
-    found = Evaluation(["a", "b", "c"], [[1, 1, 0], [0, 6, 2], [0, 0, 0]], {"b", "c"}, [])
+    found = Evaluation(["a", "b", "c"], {0: Counter({0: 1, 1: 1}), 1: Counter({1: 6, 2: 2})}, {"b", "c"}, [])
     assert found.images == 10
+    assert found.confusion == [[1, 1, 0], [0, 6, 2], [0, 0, 0]]
+    assert [found.most_confused(index) for index in range(3)] == [("b", 1), ("c", 2), ("", 0)]
     assert found.accuracy() == 70
     assert found.accuracy(["a"]) == 50
     assert found.accuracy(["b", "c"]) == 75
@@ -577,10 +583,42 @@ def test_a_gallery_counts_the_exemplars_beyond_those_it_shows(tmp_path: Path, mo
 
 def test_the_picture_of_a_thousand_classes_is_no_larger_than_a_page(tmp_path: Path) -> None:
     names = [f"class {number}" for number in range(1000)]
-    matrix = np.eye(1000, dtype=int).tolist()
-    evaluation.draw_confusion(Evaluation(names, matrix, set(), []), tmp_path / "confusion.png")
+    counts = {number: Counter({number: 1}) for number in range(1000)}
+    evaluation.draw_confusion(Evaluation(names, counts, set(), []), tmp_path / "confusion.png")
     with Image.open(tmp_path / "confusion.png") as picture:
         assert max(picture.size) <= 4700
+
+
+class Knowing:
+    """A model of many classes that takes every image for the first."""
+
+    classes = tuple(f"class {number:05}" for number in range(20_000))
+    image_shape = (3, 8, 8)
+    usual_distances = None
+    history = ()
+
+    def sorted_classes(self) -> tuple[str, ...]:
+        return self.classes
+
+    def answers(self, images: Any) -> tuple[np.ndarray, None]:
+        return np.eye(len(images), len(self.classes))[[0] * len(images)], None
+
+
+def test_evaluation_takes_memory_by_its_images_and_not_by_the_pairs_of_classes(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", {"class 00000": 2, "class 19999": 1})
+    tracemalloc.start()
+    found = evaluation.evaluate(Knowing(), photos)  # type: ignore[arg-type]
+    evaluation.draw_confusion(found, tmp_path / "confusion.png")
+    text = io.StringIO()
+    Printer(Console(file=text, width=100)).evaluation(found)
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 100e6
+    assert [row[:3] for row in table_rows(text.getvalue())] == [
+        ["class 00000", "2", "100.0 %"],
+        ["class 19999", "1", "0.0 %"],
+    ]
+    assert (found.images, found.accuracy(["class 19999"]), found.most_confused(19_999)) == (3, 0, ("class 00000", 1))
 
 
 def test_a_model_without_exemplars_has_no_gallery(tmp_path: Path) -> None:

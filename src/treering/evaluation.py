@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,8 @@ class Evaluation:
 
     classes: list[str]
     """The model's classes, in the order they were learnt."""
-    confusion: list[list[int]]
-    """The number of images of each class (row) by the class they are taken for (column)."""
+    counts: dict[int, Counter[int]]
+    """The number of images of each class that has any, by the class they are taken for; classes are told by index."""
     new_classes: set[str]
     """The classes that the last step brought."""
     skipped: list[tuple[Path, str]]
@@ -48,20 +49,25 @@ class Evaluation:
 
     @property
     def images(self) -> int:
-        return sum(map(sum, self.confusion))
+        return sum(row.total() for row in self.counts.values())
+
+    @property
+    def confusion(self) -> list[list[int]]:
+        """The number of images of each class (row) by the class they are taken for (column)."""
+        columns = range(len(self.classes))
+        return [[self.counts[row][column] if row in self.counts else 0 for column in columns] for row in columns]
 
     def accuracy(self, classes: Sequence[str] | None = None) -> float | None:
         """Return the accuracy in percent over the images of these classes; None if there are none."""
         wanted = set(self.classes if classes is None else classes)
-        rows = [index for index, name in enumerate(self.classes) if name in wanted]
-        total = sum(sum(self.confusion[row]) for row in rows)
-        return 100 * sum(self.confusion[row][row] for row in rows) / total if total else None
+        rows = {index: row for index, row in self.counts.items() if self.classes[index] in wanted}
+        total = sum(row.total() for row in rows.values())
+        return 100 * sum(row[index] for index, row in rows.items()) / total if total else None
 
     def most_confused(self, index: int) -> tuple[str, int]:
-        """Return the class that this class is most often taken for instead, and how often."""
-        others = [(count, name) for name, count in zip(self.classes, self.confusion[index], strict=True)]
-        others.pop(index)
-        count, name = max(others, default=(0, ""))
+        """Return the class that this class is most often taken for instead, and how often; no name if it never is."""
+        row = self.counts.get(index, Counter())
+        count, name = max(((row[column], self.classes[column]) for column in row if column != index), default=(0, ""))
         return name, count
 
 
@@ -70,11 +76,12 @@ def evaluate(model: Model, folder: Path) -> Evaluation:
     names = [str(name) for name in model.classes]
     found = folders.scan(folder)
     skipped = list(found.skipped)
-    confusion = np.zeros((len(names), len(names)), int)
+    number = {name: index for index, name in enumerate(names)}
+    counts: dict[int, Counter[int]] = {}
     asked = teller(model).refusing()
     unknown: dict[bool, list[bool | None]] = {True: [], False: []}
     for name, paths in found.classes.items():
-        known = name in names
+        known = name in number
         if not known:
             skipped.append((paths[0].parent, "the model does not know this class"))
         for prediction in asked.predictions(paths, top=1) if known or asked.threshold is not None else ():
@@ -83,13 +90,13 @@ def evaluate(model: Model, folder: Path) -> Evaluation:
                 continue
             unknown[known].append(prediction.unknown)
             if known:
-                confusion[names.index(name), names.index(prediction.classes[0][0])] += 1
-    if not confusion.any():
+                counts.setdefault(number[name], Counter())[number[prediction.classes[0][0]]] += 1
+    if not counts:
         raise TreeringError(f"{folder} has no image of a class that the model knows: it knows {', '.join(names[:10])}")
     new = {str(name) for name in model.history[-1]["new_classes"]} if len(model.history) > 1 else set()
     refused = None if asked.threshold is None else unknown[True].count(True)
     foreign = unknown[False]
-    return Evaluation(names, confusion.tolist(), new, skipped, refused, len(foreign), foreign.count(True))
+    return Evaluation(names, dict(sorted(counts.items())), new, skipped, refused, len(foreign), foreign.count(True))
 
 
 def require_drawing(picture: Path) -> None:
@@ -106,10 +113,9 @@ def draw_confusion(evaluation: Evaluation, picture: Path) -> None:
     require_drawing(picture)
     from matplotlib.figure import Figure
 
-    rows = [index for index, row in enumerate(evaluation.confusion) if sum(row)]
-    shares = np.array([evaluation.confusion[row] for row in rows], float)
-    columns = [index for index in range(len(evaluation.classes)) if index in rows or shares[:, index].any()]
-    shares = (100 * shares / shares.sum(1, keepdims=True))[:, columns]
+    counts = evaluation.counts
+    rows, columns = sorted(counts), sorted({*counts, *(column for row in counts.values() for column in row)})
+    shares = np.array([[100 * counts[row][column] / counts[row].total() for column in columns] for row in rows])
     cell = min(0.32, 27.0 / len(columns))  # inches; the page is 4,680 pixels wide at most
     side = 3.0 + cell * len(columns)
     every = -(-len(columns) // MOST_NAMES)  # rounded up

@@ -101,11 +101,10 @@ class Printer(Terminal):
     def evaluation(self, evaluation: Evaluation) -> None:
         """Print the accuracy in all, on old and new classes, and on each class."""
         table = Table("class", "images", "right", "most often taken for instead")
-        for index, row in enumerate(evaluation.confusion):
-            if sum(row):
-                name, (other, count) = evaluation.classes[index], evaluation.most_confused(index)
-                wrong = f"{shown(other)} ({count})" if count else ""
-                table.add_row(shown(name), str(sum(row)), f"{100 * row[index] / sum(row):.1f} %", wrong)
+        for index, row in sorted(evaluation.counts.items()):
+            name, (other, count) = evaluation.classes[index], evaluation.most_confused(index)
+            wrong = f"{shown(other)} ({count})" if count else ""
+            table.add_row(shown(name), str(row.total()), f"{100 * row[index] / row.total():.1f} %", wrong)
         self.table(table)
         self.skipped(evaluation.skipped)
         self.line(f"Accuracy: {evaluation.accuracy():.1f} % of {evaluation.images} images")
