@@ -867,7 +867,7 @@ def test_a_run_of_more_steps_than_a_result_can_have_is_refused_before_any_traini
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored, "MOST_STEPS", 2)
-    with pytest.raises(TreeringError, match="2 steps at most, not 3: set run.classes_per_step"):
+    with pytest.raises(TreeringError, match="2 steps at most, not 3: set run"):
         StreamRun(TINY, tiny_images(), tmp_path)
 
 
