@@ -92,6 +92,21 @@ def _cell(runs: Sequence[Record]) -> str:
     return f"{right:.1f} ({few:.0f}) in {seconds:.0f} s"
 
 
+def networks() -> str:
+    """Return a table of the accuracy of each network on each set of photos, and of its time: means over the draws."""
+    draws = measured("networks")["draws"]
+    sets = list(dict.fromkeys(draw["set"] for draw in draws))
+    lines = [f"| right in % | {' | '.join(sets)} | time |", f"| --- | {' | '.join('---:' for _ in sets)} | ---: |"]
+    runs = {name: [(draw["set"], run) for draw in draws for run in draw["runs"] if run["network"] == name]
+            for name in dict.fromkeys(run["network"] for draw in draws for run in draw["runs"])}  # fmt: skip
+    seconds = {name: sum(run["seconds"] for _, run in own) for name, own in runs.items()}
+    first = next(iter(seconds.values()))
+    for name, own in runs.items():
+        right = (fmean(run["percent_right"] for where, run in own if where == one) for one in sets)
+        lines.append(f"| `{name}` | {' | '.join(f'{mean:.1f}' for mean in right)} | {seconds[name] / first:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
 def photo_sets_in_words() -> str:
     """Return what the table says of each set."""
     words = []
@@ -114,6 +129,7 @@ def parts() -> dict[tuple[Path, str], str]:
         (pages.README, "speed"): throughput(),
         (pages.README, "birds"): photo_sets_in_words(),
         (pages.PHOTOS, "birds"): photo_sets(),
+        (pages.PHOTOS, "networks"): networks(),
         (pages.RESULTS, "tables"): markdown.measured(results),
         (pages.RESULTS, "speed"): throughput() + "\n" + scaling(),
     }
