@@ -320,11 +320,7 @@ SLOW = {
     "a nested tuple as a label": b"}(U\x0bfine_labels](" + nested() + b"eU\x0dcoarse_labels](K\0eu.",
     "a deep tuple as a key": b"})" + b"\x85" * 200_000 + b"K\x01s.",
     "numbers as keys": b"}(" + alike(50_000) + b"u.",
-    "numbers as labels": b"}(U\x0bfine_labels]("
-    + alike(50_000)
-    + b"eU\x0dcoarse_labels]("
-    + b"K\0" * 50_000
-    + b"eu.",
+    "numbers as labels": b"}(U\x0bfine_labels](" + alike(50_000) + b"eU\x0dcoarse_labels](" + b"K\0" * 50_000 + b"eu.",
     "numbers of values": b"}" + b"".join(b"p%d\n" % (number * (2**61 - 1)) for number in range(50_000)) + b".",
 }
 """Pickles that Python's own unpickler, or a set of what is in them, takes hours or more than the stack for."""
