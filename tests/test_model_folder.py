@@ -323,7 +323,7 @@ def test_a_saved_step_can_be_undone_and_saving_it_twice_is_no_step(
     newer.save(folder)
     newer.save(folder)
     assert len(earlier(folder)) == 1
-    checkpoint.undo(str(folder), examine)
+    checkpoint.undo(folder, examine)
     assert state_of(load(folder)) == state_of(older)
     refused(lambda: checkpoint.undo(folder, examine), "no version to go back to")
 

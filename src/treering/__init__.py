@@ -6,20 +6,18 @@ A faithful implementation of End-to-End Incremental Learning (Castro et al., ECC
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 from treering.errors import TreeringError
 from treering.recipe import Augmentation, Budget, Optimizer, Recipe, Schedule
 from treering.version import __version__
-from treering.words import showing
 
 if TYPE_CHECKING:
     from treering.learner import Learner
+    from treering.model import undo
     from treering.photos.learn import learn
     from treering.progress import Progress
-    from treering.storage.model_folder import undo
 
 __all__ = [
     "Augmentation",
@@ -36,13 +34,12 @@ __all__ = [
     "undo",
 ]
 
-logging.setLogRecordFactory(showing(logging.getLogRecordFactory()))  # a filter of one logger leaves out those below it
 
 _WITH_TORCH = {
     "Learner": "learner",
     "Progress": "progress",
     "learn": "photos.learn",
-    "undo": "storage.model_folder",
+    "undo": "model",
 }
 """The module of each name that is imported on first use: PyTorch takes seconds to load, which `--help` must not."""
 

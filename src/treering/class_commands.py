@@ -74,10 +74,10 @@ def merge(
 
 def undo(model: ModelPath) -> None:
     """Go back to the model before its last step."""
-    from treering.model import examine
-    from treering.storage import manifest, model_folder
+    from treering import undo as go_back
+    from treering.storage import manifest
 
-    model_folder.undo(model, examine)
+    go_back(model)
     classes = manifest.of(model).classes
     _line(f"{model} knows {len(classes)} classes again: {', '.join(map(str, classes))}")
 

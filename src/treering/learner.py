@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
 from numbers import Integral
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering import changes, evaluation, model, parameters, session
+from treering import changes, evaluation, model, parameters, session, words
 from treering import export as exporting
 from treering.core.trainer import InFlight, Watcher
 from treering.errors import TreeringError
@@ -34,7 +33,7 @@ from treering.runtime.pixels import Images
 from treering.storage import model_folder
 from treering.storage.manifest import MOST_EARLIER
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 
 class NotLearntError(TreeringError, AttributeError):

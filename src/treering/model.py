@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import math
+import os
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treering import methods
+from treering import methods, words
 from treering.checked import require
 from treering.core import augment, backbones
 from treering.core.optim import OPTIMIZERS
@@ -36,7 +36,7 @@ from treering.storage.manifest import COPY, LONGEST_SIDE, NAME, Manifest
 from treering.storage.model_folder import Content
 from treering.storage.tensors import Spec
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 MOST_PIXELS = 2**22
 """The most pixels of what a network sees: 2048 x 2048."""
@@ -210,6 +210,14 @@ def examine(folder: Folder, manifest: Manifest) -> None:
         model_folder.require_whole(folder, manifest, manifest.files.weights)
     else:
         read(None, torch.device("cpu"), folder, manifest)
+
+
+def undo(path: str | os.PathLike[str]) -> None:
+    """Go back to the version of a model folder before its last `save` or `treering learn`; raise if there is none.
+
+    A version that cannot be used is not gone back to.
+    """
+    model_folder.undo(Path(path), examine)
 
 
 def require_whole(path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from treering import words
 from treering.core.trainer import EpochReport, Watcher
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import unicodedata
-from collections.abc import Callable
-from typing import Any
 
 NAME, MESSAGE = 200, 2000
 """The most letters that are shown of a name, and of a message."""
@@ -37,16 +35,17 @@ def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape").decode()
 
 
-def showing(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
-    """Return a maker of log records that does what `make` does, and writes the names in treering's as `shown` does."""
+def logger(name: str) -> logging.Logger:
+    """Return the logger of a module, which writes the names in its messages as `shown` does."""
+    found = logging.getLogger(name)
+    found.addFilter(_show_names)
+    return found
 
-    def shown_record(*details: Any, **more: Any) -> logging.LogRecord:
-        record = make(*details, **more)
-        if str(record.name).split(".")[0] == "treering" and isinstance(record.args, tuple):
-            record.args = tuple(told if isinstance(told, int | float) else shown(told, MESSAGE) for told in record.args)
-        return record
 
-    return shown_record
+def _show_names(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(told if isinstance(told, int | float) else shown(told, MESSAGE) for told in record.args)
+    return True
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import collections
-import logging
 import threading
 from collections.abc import Callable
 
 import torch
 
+from treering import words
 from treering.core import fused
 from treering.core.engine import give_up_kernels
 from treering.core.network import IncrementalNetwork
 from treering.core.optim import SGD
 from treering.core.update import BatchUpdate, Constraint, Loss, TrainingSet
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 WARM_UP_UPDATES = 3
 """The number of eager updates before a capture: they compile, choose algorithms and allocate, and are undone."""

@@ -5,13 +5,14 @@ An engine changes how fast training is, not what it computes: results differ fro
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-logger = logging.getLogger(__name__)
+from treering import words
+
+logger = words.logger(__name__)
 
 failures: list[str] = []
 """The reasons why the kernels of `core.fused` do not run in this process."""

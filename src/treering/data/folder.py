@@ -6,20 +6,20 @@ Without these two folders it is DATA/<name>/<class>/<image>, and one image in fi
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from treering import words
 from treering.data.stream import ONE_TEST_IMAGE_IN, Dataset
 from treering.errors import TreeringError
 from treering.images import folders
 from treering.images.files import read_in_parts
 from treering.runtime import files
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 SPLIT_SEED = 0
 

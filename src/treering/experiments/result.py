@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treering import methods
+from treering import methods, words
 from treering.errors import TreeringError
 from treering.experiments import stored
 from treering.experiments.stored import Result
 from treering.recipe import Recipe
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 
 def method_label(recipe: Recipe) -> str:

@@ -6,7 +6,6 @@ each step and every `SAVE_EVERY` seconds at the end of an epoch, so a killed run
 
 from __future__ import annotations
 
-import logging
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from treering import methods, session
+from treering import methods, session, words
 from treering.core import metrics
 from treering.core.trainer import EpochReport, InFlight, Watcher
 from treering.data.stream import ResidentImages, Stream, StreamStep, class_order
@@ -32,7 +31,7 @@ from treering.runtime.commit import current_commit
 from treering.runtime.device import describe
 from treering.version import __version__
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 SAVE_EVERY = 60.0
 """The number of seconds between two saves of the state of a run."""

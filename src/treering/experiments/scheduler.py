@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from treering import data
+from treering import data, words
 from treering.data.stream import ResidentImages
 from treering.errors import OUT_OF_MEMORY, TreeringError, is_out_of_memory
 from treering.experiments import MOST_AT_ONCE
@@ -20,7 +19,7 @@ from treering.experiments.stored import Result
 from treering.recipe import Recipe
 from treering.runtime import interrupts
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 Outcome = Result | Exception
 """The outcome of a run: its result, or the error that ended it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from treering import model
+from treering import model, words
 from treering.checked import Checked, require
 from treering.core.trainer import InFlight
 from treering.errors import TreeringError
@@ -28,7 +27,7 @@ from treering.storage import resume
 from treering.storage.resume import prefixed, unprefixed
 from treering.storage.tensors import LARGEST_HEADER
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 UNREADABLE = (
     safetensors.SafetensorError,

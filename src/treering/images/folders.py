@@ -5,7 +5,6 @@ A class folder may be a link, and so may an image; no other link to a folder is 
 
 from __future__ import annotations
 
-import logging
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treering import words
 from treering.errors import TreeringError
 from treering.images.files import IS_LINK, read_in_parts
 from treering.runtime import files
@@ -22,7 +22,7 @@ from treering.runtime import files
 if TYPE_CHECKING:
     from treering.runtime.pixels import StoredImages
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 AT_ONCE = 256
 """How many decoded images wait to be put away: this bounds the memory."""

@@ -6,7 +6,6 @@ step takes seconds, the sums do not depend on the order of steps, and no image n
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from treering import words
 from treering.core import selection, unknown
 from treering.core.closed_form import USUAL, Setting, Solution, Statistics, solve
 from treering.core.network import IncrementalNetwork
@@ -28,7 +28,7 @@ from treering.recipe import Augmentation, Recipe
 from treering.runtime import pixels
 from treering.runtime.pixels import Images
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 SETTING, SUMMED, DISTANCES = "statistics.setting", "statistics.images", "statistics.distances"
 """The names of what is saved beside the sums."""

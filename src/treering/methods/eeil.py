@@ -7,17 +7,16 @@ The ablations of table 2b are settings of the recipe: `augmentation.kind = "none
 
 from __future__ import annotations
 
-import logging
-
 from torch import Tensor
 
+from treering import words
 from treering.core import fused, losses
 from treering.core.memory import together
 from treering.methods.base import Method, Step
 from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Recipe
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 
 class EEIL(Method):

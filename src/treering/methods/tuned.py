@@ -9,7 +9,6 @@ answers from now on, the trained one, or the mean of both. Training that diverge
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from treering import words
 from treering.core import augment, backbones
 from treering.core.closed_form import Statistics, solve
 from treering.core.network import IncrementalNetwork
@@ -32,7 +32,7 @@ from treering.recipe import Augmentation, Recipe, Schedule
 from treering.runtime import pixels
 from treering.runtime.pixels import Images, PixelFile
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 JUDGING = 5
 """One image in this many of each class is never trained on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from treering import prediction
+from treering import prediction, words
 from treering.errors import TreeringError
 from treering.photos.sorting import Copy, Sorter
 from treering.photos.watch import Watch
@@ -20,7 +19,7 @@ from treering.prediction import Prediction, Teller
 from treering.runtime import files
 from treering.terminal import Terminal
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 
 @dataclass(frozen=True)

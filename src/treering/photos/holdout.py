@@ -5,13 +5,13 @@ Copies of a photo are recognised by a digest of its pixels, and by their looks.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from treering import words
 from treering.errors import TreeringError
 from treering.images.folders import LoadedFolder
 from treering.model import Model
@@ -19,7 +19,7 @@ from treering.photos.copies import Album, Shown
 from treering.runtime import pixels
 from treering.runtime.pixels import Images
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 ONE_HELD_OUT_IN = 10
 """One image in this many of a new class is held out of training, if the class has `ENOUGH_TO_HOLD_OUT` images."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from treering import methods
+from treering import methods, words
 from treering.core.trainer import EpochReport, InFlight, Watcher
 from treering.errors import TreeringError, is_out_of_memory
 from treering.images import folders
@@ -36,7 +35,7 @@ from treering.runtime.pixels import Images
 from treering.storage import lock, model_folder
 from treering.storage.folder import Folder
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 SAVE_EVERY = 10.0
 """The number of seconds between two saves of an unfinished step; each is at the end of an epoch."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from treering import model, session
+from treering import model, session, words
 from treering.core.trainer import InFlight
 from treering.errors import is_out_of_memory
 from treering.learner import Learner
@@ -22,7 +21,7 @@ from treering.storage.folder import Folder
 from treering.storage.manifest import LARGEST
 from treering.storage.tensors import LARGEST_HEADER
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 MOST_OF_GENERATOR = 2**14
 """The most bytes of the state of a random generator."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import platform
 import time
@@ -14,10 +13,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from treering import words
 from treering.runtime import files
 from treering.words import shown
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """What Linux names the time since it was started, so that a process of an earlier time is known to be gone."""

@@ -19,9 +19,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import logging
 import math
-import os
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +31,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from treering import words
 from treering.errors import TreeringError
 from treering.images.files import WORKERS
 from treering.storage import lock, names, pictures
@@ -41,7 +40,7 @@ from treering.storage import tensors as stored
 from treering.storage.folder import Folder
 from treering.storage.manifest import COPY, Entry, Manifest
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 Read = TypeVar("Read")
 
@@ -181,12 +180,8 @@ def _slug(name: Hashable) -> str:
     return re.sub(r"[^\w-]+", "_", str(name))[:40].strip("_") or "class"
 
 
-def undo(path: str | os.PathLike[str], examine: Callable[[Folder, Manifest], object]) -> None:
-    """Go back to the version of a model folder before its last `save` or `treering learn`; raise if there is none.
-
-    `examine` raises if a version cannot be used; then the current one stays.
-    """
-    path = Path(path)
+def undo(path: Path, examine: Callable[[Folder, Manifest], object]) -> None:
+    """Do what `model.undo` does, where `examine` raises if a version cannot be used."""
     manifests.of(path)  # raises if there is no model
     with lock.writing(path) as folder:
         current = manifests.read(folder)

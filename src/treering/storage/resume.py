@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from treering import words
 from treering.checked import Checked, brief, parse_json, require
 from treering.core.trainer import FitState, InFlight
 from treering.recipe import Schedule
@@ -29,7 +29,7 @@ from treering.storage import tensors as stored
 from treering.storage import user_key
 from treering.storage.tensors import Spec
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 LARGEST = 2**34
 """The most bytes of the state of a run, which holds its exemplars too."""

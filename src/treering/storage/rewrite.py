@@ -6,11 +6,11 @@ leaves versions that are whole, and the same call goes on from there.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
+from treering import words
 from treering.errors import TreeringError
 from treering.storage import lock, model_folder, names
 from treering.storage import manifest as manifests
@@ -18,7 +18,7 @@ from treering.storage.folder import Folder
 from treering.storage.manifest import Manifest
 from treering.storage.model_folder import Content
 
-logger = logging.getLogger(__name__)
+logger = words.logger(__name__)
 
 
 class Change(Protocol):
