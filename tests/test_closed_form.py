@@ -65,6 +65,20 @@ def test_the_solution_is_that_of_linear_discriminants() -> None:
     assert torch.allclose(probabilities.sum(1), torch.ones(9, dtype=torch.float64))
 
 
+def test_a_matrix_that_torch_gives_up_on_is_solved_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_ND, labels_N = features_of([0, 1, 2] * 4, 20, 1)
+    wanted = solve(statistics_of(x_ND, labels_N, 3), x_ND, labels_N)
+
+    def gives_up(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        raise torch.linalg.LinAlgError("linalg.eigh: The algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", gives_up)
+    found = solve(statistics_of(x_ND, labels_N, 3), x_ND, labels_N)
+    assert found.setting == wanted.setting
+    assert torch.allclose(found.weight, wanted.weight, atol=1e-9)
+    assert torch.allclose(found.left_out, wanted.left_out, atol=1e-9)
+
+
 def test_the_order_of_steps_makes_no_difference() -> None:
     x_ND, labels_N = features_of([0, 1, 2, 3] * 8, 6, 3)
     at_once = statistics_of(x_ND, labels_N, 4)

@@ -214,6 +214,13 @@ def test_an_image_is_summed_once_however_often_it_is_shown(caplog: pytest.LogCap
     assert (learner.predict_proba(TESTS) == said).all()
 
 
+def test_a_smaller_memory_keeps_fewer_images_even_if_all_were_learnt_before() -> None:
+    learner = closed(memory=Budget("per-class", 5)).partial_fit(*FIRST)
+    for size in (3, 0):
+        learner.set_params(memory=Budget("per-class", size)).partial_fit(*FIRST)
+        assert [len(part) for part in learner.exemplars_.values()] == [size, size]
+
+
 def test_the_only_image_of_a_class_is_not_told_by_itself() -> None:
     learner = closed().partial_fit(*examples({"cat": 4, "dog": 4, "owl": 1}))
     told = method_of(learner).left_out

@@ -1088,6 +1088,36 @@ def test_a_step_waits_for_predictions_and_refuses_later_ones(monkeypatch: pytest
     assert shared.predict_proba(images).shape == (2, 3)
 
 
+def test_labels_and_probabilities_are_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread forgets a class when a prediction has asked for the classes and not for their probabilities."""
+    learner = tiny_learner(memory=12).partial_fit(*examples({"a": 6, "b": 6, "c": 6}))
+    images, done = images_of([1, 2]), threading.Event()
+    model = learner.learnt_model()
+    probabilities = type(model).probabilities
+
+    def forgetting(self: Any, pixels: Tensor) -> np.ndarray:
+        forgets = threading.Thread(target=lambda: (learner.forget("a"), done.set()))
+        forgets.start()
+        assert not done.wait(0.2), "the class was forgotten during the prediction"
+        monkeypatch.undo()
+        return probabilities(self, pixels)
+
+    expected = learner.predict(images).tolist()
+    monkeypatch.setattr(type(model), "probabilities", forgetting)
+    assert learner.predict(images).tolist() == expected
+    assert done.wait(60)
+    assert learner.classes_.tolist() == ["b", "c"]
+
+
+def test_what_was_learnt_before_answers_until_a_fit_has_ended() -> None:
+    learner = tiny_learner(memory=12).partial_fit(*examples({"a": 6, "b": 6}))
+    seen: list[list[str]] = []
+    learner.progress = lambda now: seen.append(learner.classes_.tolist())
+    learner.fit(*examples({"c": 6, "d": 6}))
+    assert set(map(tuple, seen)) == {("a", "b")}
+    assert learner.classes_.tolist() == ["c", "d"]
+
+
 def test_torch_takes_the_generator_for_a_captured_graph() -> None:
     """It refuses subclasses there; on a CPU it says that it has no graphs, after it has looked at the type."""
     with pytest.raises(NotImplementedError):

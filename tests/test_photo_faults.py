@@ -201,6 +201,36 @@ def test_a_learn_that_goes_on_trains_only_the_epochs_that_are_left(tmp_path: Pat
     assert len(done) == SAVES_OF_SECOND - 3
 
 
+@pytest.mark.parametrize("epoch", [1, 2, 4])
+def test_the_progress_of_a_learn_that_goes_on_ends_where_that_of_another_does(tmp_path: Path, epoch: int) -> None:
+    first, second = (
+        make_folder(tmp_path / "1", {"cat": 10, "dog": 10}),
+        make_folder(tmp_path / "2", {"owl": 10}, seed=1),
+    )
+    ends = []
+    for path in (tmp_path / "whole", tmp_path / "halted"):
+        learn(path, first, changes=(*learn_helper.CHANGES, *learn_helper.TUNED), memory=10)
+        done, saved = list[tuple[int, int]](), 0
+
+        def progress(what: str, now: int, total: int) -> None:
+            if what == "training":
+                done.append((now, total))
+
+        def halt(what: str, now: int, total: int) -> None:
+            nonlocal saved
+            saved += (path / ".learning").exists()
+            if saved == epoch:
+                raise KeyboardInterrupt
+
+        if path.name == "halted":
+            with pytest.raises(KeyboardInterrupt):
+                learn(path, second, progress=halt)
+        learn(path, second, progress=progress)
+        assert done == sorted(done)
+        ends.append(done[-1])
+    assert ends[0] == ends[1]
+
+
 def test_a_learn_is_saved_now_and_then_and_not_in_each_epoch(
     tmp_path: Path, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:

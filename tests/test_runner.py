@@ -435,6 +435,7 @@ VARIANTS = {
     "fine-tuning": (replace(TINY, method="finetune", training=Schedule(epochs=3, lr=0.05)), 6),
     "joint": (replace(TINY, method="joint"), 6),
     "icarl": (replace(TINY, method="icarl", outputs=6), 6),
+    "tuned": (replace(TINY, method="tuned", augmentation=Augmentation(kind="photo", crop_size=8)), 6),
     "resnet": (replace(TINY, backbone="small"), 6),
     "dropout": (replace(TINY, backbone="tiny-dropping"), 6),
     "many classes": (replace(TINY, memory=Budget(size=30), run=Run("tiny", (6, 6, 1))), 13),
@@ -691,7 +692,8 @@ def test_a_state_that_cannot_be_taken_up_is_named_in_a_warning_and_the_run_start
 @pytest.mark.parametrize("method", methods.METHODS)
 def test_the_state_of_every_method_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     memory = Budget("per-step", 4, "random") if method == "gem" else TINY.memory
-    recipe = replace(TINY, method=method, outputs=6, memory=memory, augmentation=Augmentation(kind="none"))
+    kind = Augmentation(kind="photo", crop_size=8) if method == "tuned" else Augmentation(kind="none")
+    recipe = replace(TINY, method=method, outputs=6, memory=memory, augmentation=kind)
     run = StreamRun(recipe, tiny_images(), tmp_path)
     monkeypatch.setattr(run.state, "remove", lambda: None)  # the state before the last step stays
     first = run()

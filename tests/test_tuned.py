@@ -289,6 +289,11 @@ def test_the_mean_is_that_of_the_probabilities() -> None:
     assert math.isclose(float(mixed.exp().sum()), 1)
 
 
+def test_an_augmentation_that_is_not_for_photos_is_refused() -> None:
+    with pytest.raises(TreeringError, match=r"set augmentation\.kind to photo"):
+        learner(augmentation=Augmentation(kind="crop-mirror", padding=1)).partial_fit(*FIRST)
+
+
 def test_a_memory_too_small_for_every_class_is_refused_as_ever() -> None:
     with pytest.raises(TreeringError, match="memory"):
         learner(memory=Budget("total", 2)).partial_fit(*examples({"cat": 3, "dog": 3, "owl": 3}))

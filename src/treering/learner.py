@@ -185,12 +185,11 @@ class Learner:
 
     def fit(self, images: Any, labels: Any = None) -> Self:
         """Forget everything, then learn one step, as cross-validation and other tools of scikit-learn expect."""
-        with self._gate.using("fit"):
-            learnt, self._model = self._model, None
-        try:
-            return self.partial_fit(images, labels)
-        finally:
-            self._model = self._model or learnt
+        with self._gate.using("fit"):  # predictions meanwhile come from what was learnt before
+            anew = type(self)(**self.get_params(deep=False)).partial_fit(images, labels)
+        with self._gate.changing("fit"):
+            self._model = anew._model
+        return self
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._model is not None
@@ -256,7 +255,9 @@ class Learner:
 
     def predict(self, images: Any) -> np.ndarray:
         """Return the most probable class of each image, as it was given to `partial_fit`."""
-        return self.classes_[self.predict_proba(images).argmax(1)]
+        with self._gate.using("predict"):
+            learnt = self.learnt_model()
+            return arrays.label_array(learnt.sorted_classes())[learnt.probabilities(self._asked(images)).argmax(1)]
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Return probabilities N x classes; columns follow `classes_`, so a later class may stand between others.

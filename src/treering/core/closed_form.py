@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -204,9 +205,21 @@ def _in_own_directions(
     statistics: Statistics, features_ND: Tensor, chosen: slice
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the scatter's values and directions for the chosen features, and features and means along these."""
-    values_D, vectors_DD = torch.linalg.eigh(statistics.scatter[chosen, chosen])
+    values_D, vectors_DD = _own_directions(statistics.scatter[chosen, chosen])
     x_ND, means_CD = features_ND[:, chosen].double() @ vectors_DD, statistics.means[:, chosen] @ vectors_DD
     return values_D.clamp_min(0), vectors_DD, x_ND, means_CD
+
+
+def _own_directions(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the values and directions of a symmetric matrix.
+
+    The library that torch calls with several threads gives up on some matrices of low rank, which NumPy's does not.
+    """
+    try:
+        return torch.linalg.eigh(matrix_DD)
+    except torch.linalg.LinAlgError:
+        values_D, vectors_DD = map(torch.from_numpy, np.linalg.eigh(matrix_DD.cpu().numpy()))
+        return values_D.to(matrix_DD.device), vectors_DD.to(matrix_DD.device)
 
 
 def _best_temperature(scores_NC: Tensor, labels_N: Tensor) -> tuple[float, float]:

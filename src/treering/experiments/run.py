@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,8 @@ class StreamRun(Watcher):
         self._clock = self._saved = 0.0
         self._start = self.method.snapshot()
         """The method as it was when the present step began."""
+        self._passed = 0
+        """The image passes of the present step outside of training, which a resumed step makes again."""
         self._taken_up = 0, 0.0
         """The image passes and seconds of earlier parts of the run."""
 
@@ -145,7 +147,7 @@ class StreamRun(Watcher):
         for number, step in enumerate(self.stream, 1):
             if number <= self.record.steps_done:
                 continue
-            self._start = self.method.snapshot()
+            self._start, self._passed = self.method.snapshot(), 0
             if in_flight is None:
                 self._save(None)
             task, seed = Step(step.images, step.labels, len(step.classes)), self.recipe.run.seed
@@ -175,7 +177,8 @@ class StreamRun(Watcher):
         return in_flight
 
     def _save(self, in_flight: InFlight | None) -> None:
-        self.state.save(self._start, in_flight, self.record)
+        record = replace(self.record, image_passes=self.record.image_passes - self._passed)
+        self.state.save(self._start, in_flight, record)
         self._saved = time.perf_counter()
 
     def _tick(self, what: str) -> None:
@@ -192,6 +195,7 @@ class StreamRun(Watcher):
     def passed(self, images: int) -> None:
         self._tick("features")
         self.record.image_passes += images
+        self._passed += images
 
     def epoch(self, report: EpochReport) -> None:
         self._tick(report.stage)

@@ -71,6 +71,8 @@ class Method(ABC):
     """Whether its heads see each image's features scaled to length 1."""
     trains = True
     """Whether the network's features learn; else images only pass through it."""
+    bounds_training = False
+    """Whether `most_images` bounds how long it trains."""
     needs_memory = True
     """Whether a method that keeps exemplars cannot learn without any."""
     compiles = True
@@ -82,11 +84,6 @@ class Method(ABC):
     """Whether a class can be taken out of what it has learnt."""
     merges = False
     """Whether two classes can become one."""
-
-    def further_tensors(self) -> list[dict[str, Tensor]]:
-        """Return tensors such as it may have besides those of a new model, all or none of each table."""
-        return []
-
     further_readouts: Mapping[str, str] = {}
     """Methods that train like this one but classify otherwise: each one's name, and that of its `probabilities`."""
 
@@ -127,11 +124,19 @@ class Method(ABC):
         """Raise if the method cannot work with the recipe's settings."""
         if cls.needs_memory and cls.keeps_memory and not recipe.memory.size:
             raise TreeringError(f"{recipe.method} cannot learn without exemplars: set memory.size to 1 or more")
+        if not cls.bounds_training and (recipe.training.most_images or recipe.balanced.most_images):
+            raise TreeringError(
+                f"{recipe.method} trains all of its epochs: leave most_images at 0, or set fewer epochs"
+            )
         if cls.keeps_memory and recipe.memory.kind not in cls.budget_kinds:
             kinds = " or ".join(cls.budget_kinds)
             raise TreeringError(
                 f"{recipe.method} cannot keep a {recipe.memory.kind} memory: set memory.kind to {kinds}"
             )
+
+    def further_tensors(self) -> list[dict[str, Tensor]]:
+        """Return examples of the tensors that only some models have; a model has all of a table or none."""
+        return []
 
     def start_from(self, build: Callable[[], nn.Module]) -> None:  # noqa: B027  # optional
         """Take a function that makes the feature extractor as it was before the first step, when a model is loaded."""

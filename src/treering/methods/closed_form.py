@@ -143,6 +143,7 @@ class ClosedForm(Method):
     needs_memory = False
     unit_features = True
     trains = False
+    bounds_training = True
     merges = True
     any_number_of_rows: Mapping[str, int] = MappingProxyType(
         {SUMMED: MOST_SUMMED, DISTANCES: QUANTILES, NUMBERS: MOST_NUMBERS}
@@ -168,7 +169,8 @@ class ClosedForm(Method):
         self.numbers.add(self.network.classes + step.new_classes)
         step, self.left_out = self._not_summed_yet(step), None
         if not len(step.images):
-            logger.warning("every one of these images was learnt before: nothing changes")
+            logger.warning("every one of these images was learnt before, so the classes are told as before")
+            self.memory.shrink(self.recipe.memory.quota(self.network.classes))
             return
         asked, own = self._asked(), step.by_class()
         old, new = self._features_by_class(asked), self._features_by_class(own)

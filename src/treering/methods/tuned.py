@@ -23,6 +23,7 @@ from treering.core import augment, backbones
 from treering.core.closed_form import Statistics, solve
 from treering.core.network import IncrementalNetwork
 from treering.core.trainer import DivergedError
+from treering.errors import TreeringError
 from treering.methods.base import Step
 from treering.methods.closed_form import MOST_SUMMED, AtHand, ClosedForm, Solved, no_image, stacked, together_by_class
 from treering.methods.eeil import EEIL
@@ -58,6 +59,12 @@ class Tuned(ClosedForm):
         """How much the trained network's probabilities count, from 0 to 1."""
         self.judging: set[int] = set()
         """The keys of the images that are never trained on."""
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        super().check(recipe)
+        if recipe.augmentation.kind != "photo":
+            raise TreeringError("tuned trains on photos: set augmentation.kind to photo, or method to closed-form")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

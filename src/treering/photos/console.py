@@ -219,7 +219,8 @@ def _trial(trial: Trial | None) -> Iterator[str]:
         return
     right = trial.tuned if trial.chosen == "tuned" else trial.both
     together = ", together with the network as it came" if trial.chosen == "both" else ""
-    yield f"Training the network helped: {asked}, {right} are right{together}, and {trial.frozen} without it."
+    as_many = ": its answers are surer" if right == trial.frozen else ""
+    yield f"Training the network helped: {asked}, {right} are right{together}, and {trial.frozen} without it{as_many}."
 
 
 def _memory(plan: Plan) -> Iterator[str]:

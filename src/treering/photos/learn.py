@@ -211,7 +211,7 @@ class _Lesson:
             copies=division.copies,
             same=division.same,
             image_passes=sum(stage.image_passes for stage in stages),
-            trains=any(stage.trains for stage in stages),
+            training_passes=sum(stage.image_passes for stage in stages if stage.trains),
             seconds=plan.seconds(stages, recipe, self.size, facts.device, later=bool(self.known)),
             resumed=resumed,
         )
@@ -288,18 +288,21 @@ class _Saver(Watcher):
     def __init__(self, unfinished: Unfinished, planned: Plan, progress: Callable[[int, int], None]) -> None:
         self.unfinished, self.planned, self.progress = unfinished, planned, progress
         self.done, self.saved = 0, time.monotonic()
+        self.counts_earlier = planned.resumed
+        """Whether epochs of an earlier call are still to be counted, which the first epoch of this one tells of."""
 
     def passed(self, images: int) -> None:
         self.done += images
         self.progress(self.done, self.planned.image_passes)
 
     def epoch(self, report: EpochReport) -> None:
-        passes = self.planned.image_passes
-        if not self.done and self.planned.resumed:  # epochs of an earlier call count too
+        if self.counts_earlier:
+            self.counts_earlier = False
             left = report.image_passes * (report.epochs - report.epoch + 1)
-            self.done = report.image_passes * (report.epoch - 1) if report.stage == "training" else passes - left
+            earlier = report.image_passes * (report.epoch - 1)
+            self.done += earlier if report.stage == "training" else self.planned.training_passes - left
         self.done += report.image_passes
-        self.progress(self.done, passes)
+        self.progress(self.done, self.planned.image_passes)
         if time.monotonic() - self.saved >= SAVE_EVERY:
             try:
                 self.unfinished.save(report.state())

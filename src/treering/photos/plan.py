@@ -45,9 +45,9 @@ class Plan:
     same: Sequence[tuple[Shown, Shown]] = ()
     """Each image that shows the same photo as another, after that one."""
     image_passes: int = 0
-    """The number of images that the step trains on, all epochs together."""
-    trains: bool = False
-    """Whether the network is trained."""
+    """The number of images that pass through the network, in all epochs together."""
+    training_passes: int = 0
+    """The number of those that the network is trained on; the others only pass through it."""
     seconds: float = 0.0
     """The time that the step takes, roughly."""
     resumed: bool = False
