@@ -201,34 +201,33 @@ def test_a_learn_that_goes_on_trains_only_the_epochs_that_are_left(tmp_path: Pat
     assert len(done) == SAVES_OF_SECOND - 3
 
 
+def training_told(path: Path, folder: Path, saves: int = 0) -> list[tuple[int, int]]:
+    """Learn; return what was done and how much there is, each time it was told. End it after so many saves, if any."""
+    told, saved = list[tuple[int, int]](), 0
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal saved
+        told.extend([(done, total)] * (what == "training"))
+        saved += (path / ".learning").exists()
+        if saves and saved == saves:
+            raise KeyboardInterrupt
+
+    learn(path, folder, progress=progress)
+    return told
+
+
 @pytest.mark.parametrize("epoch", [1, 2, 4])
 def test_the_progress_of_a_learn_that_goes_on_ends_where_that_of_another_does(tmp_path: Path, epoch: int) -> None:
-    first, second = (
-        make_folder(tmp_path / "1", {"cat": 10, "dog": 10}),
-        make_folder(tmp_path / "2", {"owl": 10}, seed=1),
-    )
-    ends = []
-    for path in (tmp_path / "whole", tmp_path / "halted"):
+    first = make_folder(tmp_path / "1", {"cat": 10, "dog": 10})
+    second = make_folder(tmp_path / "2", {"owl": 10}, seed=1)
+    whole, halted = tmp_path / "whole", tmp_path / "halted"
+    for path in (whole, halted):
         learn(path, first, changes=(*learn_helper.CHANGES, *learn_helper.TUNED), memory=10)
-        done, saved = list[tuple[int, int]](), 0
-
-        def progress(what: str, now: int, total: int) -> None:
-            if what == "training":
-                done.append((now, total))
-
-        def halt(what: str, now: int, total: int) -> None:
-            nonlocal saved
-            saved += (path / ".learning").exists()
-            if saved == epoch:
-                raise KeyboardInterrupt
-
-        if path.name == "halted":
-            with pytest.raises(KeyboardInterrupt):
-                learn(path, second, progress=halt)
-        learn(path, second, progress=progress)
-        assert done == sorted(done)
-        ends.append(done[-1])
-    assert ends[0] == ends[1]
+    with pytest.raises(KeyboardInterrupt):
+        training_told(halted, second, epoch)
+    told = training_told(halted, second)
+    assert told == sorted(told)
+    assert told[-1] == training_told(whole, second)[-1]
 
 
 def test_a_learn_is_saved_now_and_then_and_not_in_each_epoch(

@@ -55,7 +55,7 @@ class Teller:
     """The distance beyond which an image is unknown; None if that is not asked."""
 
     def refusing(self, share: float | None = None) -> Teller:
-        """Return the same, which calls as many images unknown as makes this share of images of known classes.
+        """Return a copy that calls an image unknown if it is farther away than all but this share of known images.
 
         The default is the usual share where unknown images can be told, and elsewhere 0, which is not to ask at all.
         """

@@ -217,7 +217,7 @@ def _own_directions(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
     """
     try:
         return torch.linalg.eigh(matrix_DD)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         values_D, vectors_DD = map(torch.from_numpy, np.linalg.eigh(matrix_DD.cpu().numpy()))
         return values_D.to(matrix_DD.device), vectors_DD.to(matrix_DD.device)
 

@@ -63,11 +63,6 @@ def forgetting_by_class(history: Sequence[Sequence[float]]) -> list[float]:
     return [best[label] - last[label] for label in range(known)]
 
 
-def forgetting(history: Sequence[Sequence[float]]) -> list[float]:
-    """Return, after each step from the second on, the mean forgetting of the classes that were learnt before it."""
-    return [average(forgetting_by_class(history[:steps])) for steps in range(2, len(history) + 1)]
-
-
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and the sample standard deviation over class orders; a single order has no deviation."""
     return average(values), statistics.stdev(values) if len(values) > 1 else None

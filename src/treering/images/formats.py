@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from PIL import Image, _imaging
+from PIL import AvifImagePlugin, Image, _imaging
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.ImageFile import ImageFile
@@ -227,10 +227,6 @@ def _open_bmp(stream: BinaryIO, start: bytes) -> tuple[ImageFile, int]:
 
 
 def _open_avif(stream: BinaryIO, start: bytes) -> tuple[ImageFile, int]:
-    try:
-        from PIL import AvifImagePlugin
-    except ImportError:
-        raise UnreadableError("an AVIF photo: pip install 'pillow>=11.3' to read it") from None
     if not AvifImagePlugin.SUPPORTED:
         raise UnreadableError(
             "an AVIF photo, which this Pillow was built without: pip install --force-reinstall pillow"

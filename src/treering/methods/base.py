@@ -125,9 +125,7 @@ class Method(ABC):
         if cls.needs_memory and cls.keeps_memory and not recipe.memory.size:
             raise TreeringError(f"{recipe.method} cannot learn without exemplars: set memory.size to 1 or more")
         if not cls.bounds_training and (recipe.training.most_images or recipe.balanced.most_images):
-            raise TreeringError(
-                f"{recipe.method} trains all of its epochs: leave most_images at 0, or set fewer epochs"
-            )
+            raise TreeringError(f"{recipe.method} trains all of its epochs: set most_images to 0, or fewer epochs")
         if cls.keeps_memory and recipe.memory.kind not in cls.budget_kinds:
             kinds = " or ".join(cls.budget_kinds)
             raise TreeringError(

@@ -20,7 +20,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The class for which all other images take each image that is asked about, exemplars included, by class.
+    """For each class, what its images are taken for by a solution without that image, exemplars included.
 
     Where a trained network answers, only images that it was not trained on are asked about.
     """

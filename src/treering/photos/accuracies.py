@@ -82,7 +82,7 @@ def draw(found: Sequence[Course], picture: Path) -> None:
     figure = Figure(figsize=(8.0, 1.1 + ROW * len(rows)), layout="constrained")
     axes = figure.subplots()
     for row, course in enumerate(rows):
-        _draw_row(axes, course, -row, last)
+        _draw_row(axes, course, -row)
     names = [short_name(course.name) for course in rows]
     axes.set_yticks([0.4 - row for row in range(len(rows))], names, size=9)
     axes.set(xlim=(0.5, last + 0.5), ylim=(0.9 - len(rows), 1.0), xlabel="step")
@@ -96,7 +96,7 @@ def draw(found: Sequence[Course], picture: Path) -> None:
         files.write_picture(picture, lambda stream: figure.savefig(stream, dpi=140, format="png"))
 
 
-def _draw_row(axes: Any, course: Course, base: int, last: int) -> None:
+def _draw_row(axes: Any, course: Course, base: int) -> None:
     """Draw a class between the heights `base` and `base` + 0.8."""
     colour = "tab:red" if course.fall() else "tab:blue"
     axes.axhspan(base, base + 0.8, color="0.96", zorder=0)

@@ -75,7 +75,7 @@ class Printer(Terminal):
             return
         what = "that it was not trained on"
         if plan.own_validation or (outcome.left_out and not (outcome.trial and outcome.trial.chosen != "frozen")):
-            what = "of the validation folder" if plan.own_validation else "each told by all the others"
+            what = "of the validation folder" if plan.own_validation else "each told by a model without it"
         some = len(outcome.after) < outcome.classes
         part = f", of {len(outcome.after)} of the {outcome.classes} classes" if some else ""
         low, high = score.range
@@ -96,7 +96,7 @@ class Printer(Terminal):
         if outcome.unequal():
             largest, smallest = outcome.unequal() or ("", "")
             times = f"{outcome.photos[largest]:,} photos, and {smallest} has {outcome.photos[smallest]:,}"
-            self.line(f"  {largest} has {times}: all classes count alike, but small ones are told less surely")
+            self.line(f"  {largest} has {times}: all classes count alike, but answers for small ones are less reliable")
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Print the accuracy in all, on old and new classes, and on each class."""

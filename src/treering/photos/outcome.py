@@ -18,7 +18,7 @@ MOST_PAIRS = 3
 FEWEST_PHOTOS = 20
 """A class with fewer photos is told to need more, if it has less than half of the usual number."""
 MOST_TIMES = 100
-"""A class this many times as large as another is told of."""
+"""A class with this many times the photos of another is reported."""
 
 
 class Score(NamedTuple):

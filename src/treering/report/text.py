@@ -171,7 +171,7 @@ def headline(results: Sequence[Result]) -> tuple[str, Table]:
     below.sort(key=lambda cell: cell.difference or 0.0)
     columns = "method; difference; ours; paper; classes per step; memory; in the paper"
     short = {**COLUMNS, "method": lambda cell: cell.setting.method_name}
-    return sentence, listed("What falls short of the paper; docs/fidelity.md discusses why", below, columns, short)
+    return sentence, listed("What falls short of the paper; docs/notes/ discusses why", below, columns, short)
 
 
 def highlights(results: Sequence[Result]) -> list[tuple[str, str, str]]:

@@ -12,8 +12,6 @@ from treering.storage import manifest as manifests
 from treering.storage import names
 from treering.storage.folder import Folder
 
-LOCK, NOTE = ".lock", ".writer"
-
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Folder]:
@@ -25,16 +23,17 @@ def writing(path: Path) -> Iterator[Folder]:
     before = version(path)
     try:
         _make_folder(path)
-        with file_lock.held(path / LOCK, path / NOTE) as locked, manifests.opened(path) as folder:
-            if locked is not None and not folder.holds(LOCK, locked):
+        with file_lock.held(path / names.LOCK, path / names.NOTE) as locked, manifests.opened(path) as folder:
+            if locked is not None and not folder.holds(names.LOCK, locked):
                 raise TreeringError(f"another folder took the place of {path} just now: try again")
             before = version(path)
             try:
                 yield folder
             finally:
-                if not any(names.is_ours(file.name) for file in path.iterdir() if file.name not in (LOCK, NOTE)):
+                others = (file.name for file in path.iterdir() if file.name not in (names.LOCK, names.NOTE))
+                if not any(map(names.is_ours, others)):
                     with contextlib.suppress(PermissionError):  # Windows removes the lock when it is released
-                        (path / LOCK).unlink()
+                        (path / names.LOCK).unlink()
     except file_lock.HeldError as holder:
         raise TreeringError(f"{holder} is writing {path}: wait until it has ended, then try again") from None
     except OSError as error:

@@ -240,7 +240,7 @@ def _content(folder: Folder) -> bytes:
     try:
         return folder.read(NAME, LARGEST)
     except FileNotFoundError:
-        if folder.exists(names.LEARNING) or folder.exists(".writer"):
+        if folder.exists(names.LEARNING) or folder.exists(names.NOTE):
             what = "has no model yet: its first step is under way, or was interrupted"
             raise TreeringError(f"{folder.path} {what}") from None
         what = f"has no {NAME}: it is not a treering model folder"

@@ -14,7 +14,8 @@ from treering.runtime import files
 
 MANIFEST = "manifest.json"
 LEARNING = ".learning"
-FIXED = (MANIFEST, ".lock", ".writer", LEARNING, "memory", "held-out", "previous")
+LOCK, NOTE = ".lock", ".writer"
+FIXED = (MANIFEST, LOCK, NOTE, LEARNING, "memory", "held-out", "previous")
 """The names in a model folder's top level that are the same for all versions."""
 _TEMPORARY = re.escape(files.TEMPORARY) + "[0-9a-f]{32}(?:[0-9a-z_]{8})?"
 _HASH = "[0-9a-f]{12}"
