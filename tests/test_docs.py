@@ -188,32 +188,33 @@ def test_the_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.
         assert (tmp_path / "model" / "manifest.json").exists()
 
 
-@pytest.fixture
-def replay(monkeypatch: pytest.MonkeyPatch) -> type[methods.Method]:
+@pytest.fixture(params=["replay", "focal"])
+def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a method that the page adds."""
     page = PROJECT / "docs" / "adding-a-method.md"
-    (code,) = blocks(page, "python")
     names: dict[str, Any] = {}
-    exec(compile(code, str(page), "exec"), names)
-    monkeypatch.setitem(methods.METHODS, "replay", names["Replay"])
-    return names["Replay"]
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), names)
+    monkeypatch.setitem(methods.METHODS, request.param, names[request.param.capitalize()])
+    return request.param
 
 
-def test_the_example_learns_remembers_and_is_saved(replay: type[methods.Method], tmp_path: Path) -> None:
-    learner = Learner(recipe=replace(RECIPE, method="replay"), device="cpu")
+def test_the_example_learns_remembers_and_is_saved(example: str, tmp_path: Path) -> None:
+    learner = Learner(recipe=replace(RECIPE, method=example), device="cpu")
     learner.partial_fit(*examples({"cat": 6, "dog": 5})).partial_fit(*examples({"owl": 4, "cat": 2}))
     assert [len(learner.exemplars_[name]) for name in ("cat", "dog", "owl")] == [4, 4, 4]
     learner.save(tmp_path / "model")
     assert state_of(Learner.load(tmp_path / "model", device="cpu")) == state_of(learner)
 
 
-def test_the_example_runs_over_a_stream_as_planned(replay: type[methods.Method], tmp_path: Path) -> None:
+def test_the_example_runs_over_a_stream_as_planned(example: str, tmp_path: Path) -> None:
     labels = np.arange(6).repeat(5)
     images, _ = examples(dict.fromkeys(range(6), 5))
     dataset = Dataset("tiny", images, labels, images, labels, tuple("abcdef"))
-    recipe = replace(RECIPE, method="replay", run=Run("tiny", 2))
+    recipe = replace(RECIPE, method=example, run=Run("tiny", 2))
     run = StreamRun(recipe, ResidentImages.of(dataset, torch.device("cpu")), tmp_path)
     result = run()
-    assert result["method"] == "replay"
+    assert result["method"] == example
     assert result["image_passes"] == run.image_passes_planned
     assert len(result["accuracy"]) == 3
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Memory:
-    """The exemplars of each class as uint8 images, best first. `Method.update_memory` keeps the budget by `shrink`, then `store`."""
+    """The exemplars of each class as uint8 images, best first; `Method.update_memory` shrinks and stores them."""
 
     def __init__(self) -> None:
         self.exemplars: dict[int, Tensor] = {}
