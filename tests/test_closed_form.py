@@ -115,6 +115,30 @@ def test_penalty_and_temperature_are_the_best_for_images_left_out() -> None:
     assert own <= min(losses) + 1e-9
 
 
+def test_a_class_of_one_image_does_not_change_the_setting() -> None:
+    x_ND, labels_N = features_of([0, 1, 2] * 10, 8, 3)
+    before = solve(statistics_of(x_ND, labels_N, 3), x_ND, labels_N).setting
+    more_ND, more_N = features_of([0, 1, 2] * 10 + [3], 8, 3)
+    more_ND = torch.cat([x_ND, more_ND[-1:]])
+    after = solve(statistics_of(more_ND, more_N, 4), more_ND, more_N).setting
+    assert after.penalty == pytest.approx(before.penalty, rel=0.6), "at most one value next to it"
+
+
+def test_a_class_that_none_of_the_images_is_of_has_no_say_in_the_temperature() -> None:
+    """A class of one image is such a class: the image cannot be left out."""
+    x_ND, labels_N = features_of([0, 1, 2] * 10, 8, 3)
+    scores_NC = solve(statistics_of(x_ND, labels_N, 3), x_ND, labels_N).left_out
+    smoothed = torch.full((30, 4), closed_form.SMOOTHING / 4, dtype=torch.float64)
+    smoothed[range(30), labels_N] += 1 - closed_form.SMOOTHING
+    smoothed[:, 3] = 0
+    more_NC = torch.cat([scores_NC, scores_NC.min(1, keepdim=True).values], 1)
+    wanted = min(
+        float(-(smoothed * (temperature * more_NC).log_softmax(1)).sum(1).mean())
+        for temperature in closed_form.TEMPERATURES
+    )
+    assert closed_form._best_temperature(more_NC, labels_N)[0] == pytest.approx(wanted, rel=1e-9)
+
+
 def test_features_that_tell_nothing_are_left_aside() -> None:
     x_ND, labels_N = features_of([0, 1, 2] * 9, 5, 7)
     noise_ND = torch.from_numpy(np.random.RandomState(8).normal(0, 3, (27, 12)))

@@ -149,7 +149,7 @@ def test_copies_and_images_in_two_classes_are_printed(place: Path, tmp_path: Pat
     assert "The same photo in two classes: 12 images." in done.out
     assert f"and {tmp_path / 'again' / 'lynx' / '000.png'} (class lynx) show the same photo" in done.out
     assert "a kept photo of class cat and " in done.out
-    assert re.search(r"Left out, because the model has them already or holds them out: \d+ images\.", done.out)
+    assert re.search(r"Left out, because they show the same as others of their class: \d+ images\.", done.out)
 
 
 def test_held_out_images_that_a_smaller_memory_has_no_room_for_are_told(place: Path, tmp_path: Path) -> None:

@@ -190,6 +190,22 @@ def test_only_judges_measure_a_network_that_was_trained(chosen: str) -> None:
     }
 
 
+def test_a_step_that_does_not_train_asks_again_what_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def trying(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> Trial:
+        asked.append(int(judging_N.sum()))
+        return Trial(4, 3, 3, 3, "tuned" if len(asked) == 1 else "frozen")
+
+    monkeypatch.setattr(tuned, "tried", trying)
+    one = learner().partial_fit(*FIRST)
+    assert tuned_of(one).share == 1
+    one.learn(as_pixels(SECOND[0]), SECOND[1], training=Schedule(epochs=0, lr=0.01))
+    assert tuned_of(one).share == 0
+    old = 12 // 5 + 11 // 5
+    assert asked == [old, old + len(SECOND[1])], "the step's own images were not trained on, so all of them judge"
+
+
 def test_without_exemplars_of_every_class_nothing_is_trained(chosen: str) -> None:
     one = learner(memory=Budget("per-class", 0)).partial_fit(*FIRST).partial_fit(*SECOND)
     assert tuned_of(one).share == 0

@@ -18,10 +18,11 @@ from PIL import Image
 from test_closed_form import features_of, statistics_of
 from torch import Tensor
 
-from treering import Budget, Learner, TreeringError, evaluation, export
+from treering import Augmentation, Budget, Learner, TreeringError, evaluation, export
 from treering.core import unknown
 from treering.core.unknown import Distances
-from treering.methods import ClosedForm, Tuned
+from treering.methods import ClosedForm, Tuned, tuned
+from treering.methods.left_out import Trial
 from treering.model import examine
 from treering.photos import answers, exported
 from treering.photos.sorting import folder_name
@@ -34,6 +35,8 @@ pytest.importorskip("onnxscript")
 FIRST, SECOND = examples({"cat": 9, "dog": 8}), examples({"owl": 7, "cat": 3}, seed=1)
 OTHERS = np.random.RandomState(0).choice([0, 255], (6, *FIRST[0].shape[1:])).astype(np.uint8)
 """Images of nothing but noise."""
+PHOTO = Augmentation(kind="photo", crop_size=FIRST[0].shape[1])
+"""An augmentation that the trained method takes."""
 
 
 def distances_of(x_ND: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> np.ndarray:
@@ -147,7 +150,7 @@ def usual_of(learner: Learner) -> Tensor:
 @pytest.mark.parametrize("method", ["closed-form", "tuned"])
 @pytest.mark.parametrize("memory", [Budget("per-class", 5), Budget("per-class", 0)])
 def test_noise_is_unknown_and_new_images_of_known_classes_are_not(method: str, memory: Budget) -> None:
-    learner = tiny_learner(method=method, memory=memory).partial_fit(*FIRST).partial_fit(*SECOND)
+    learner = tiny_learner(method=method, memory=memory, augmentation=PHOTO).partial_fit(*FIRST).partial_fit(*SECOND)
     known, _ = examples({"cat": 12, "dog": 12, "owl": 12}, seed=9)
     assert learner.unknown(OTHERS).all()
     assert learner.unknown(known).dtype == bool
@@ -182,15 +185,16 @@ def test_a_method_that_does_not_measure_says_so_in_one_line() -> None:
         learner.unknown(OTHERS)
 
 
-@pytest.mark.parametrize("method", ["closed-form", "tuned"])
-def test_answers_are_the_probabilities_bit_for_bit(method: str) -> None:
-    learnt = tiny_learner(method=method).partial_fit(*FIRST).partial_fit(*SECOND).learnt_model()
-    if method == "tuned":
-        learnt.method.share = 0.5  # type: ignore[attr-defined]  # as if training had helped
-        learnt.method.tuned.network.set_heads(learnt.method.network.head_sizes)  # type: ignore[attr-defined]
-        with torch.no_grad():
-            for part in (learnt.method.tuned.network.weight, learnt.method.tuned.network.bias):  # type: ignore[attr-defined]
-                part.normal_(generator=torch.Generator().manual_seed(0))
+@pytest.fixture(params=["frozen", "both", "tuned"])
+def trained(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Learner:
+    """A learner that has trained a copy of its network, which answers or not, whatever the images say."""
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, request.param))
+    learner = tiny_learner(method="tuned", memory=Budget("per-class", 9), augmentation=PHOTO)
+    return learner.partial_fit(*FIRST).partial_fit(*SECOND)
+
+
+def test_answers_are_the_probabilities_bit_for_bit(trained: Learner) -> None:
+    learnt = trained.learnt_model()
     pixels = torch.from_numpy(OTHERS).movedim(-1, 1)
     probabilities, distances = learnt.answers(pixels)
     assert (probabilities == learnt.probabilities(pixels)).all()
@@ -418,26 +422,37 @@ def test_both_files_tell_other_programs_when_an_image_is_unknown(exported_model:
     np.testing.assert_allclose(both[1].numpy(), distances, rtol=1e-4)
 
 
-@pytest.mark.parametrize("share", [0.5, 1.0])
-def test_a_trained_copy_leaves_the_distances_as_they_are(share: float) -> None:
-    learner = tiny_learner(method="tuned").partial_fit(*FIRST)
+def test_the_network_that_answers_measures_and_so_does_its_module(trained: Learner) -> None:
+    method = method_of(trained)
+    assert isinstance(method, Tuned)
+    solved = method.tuned if method.share else method.frozen
+    pixels = torch.from_numpy(OTHERS).movedim(-1, 1)
+    x_ND = torch.nn.functional.normalize(solved.network.predict_features(method.plain(pixels)))
+    probabilities, distances = method.answers(pixels)
+    assert distances is not None
+    assert torch.allclose(distances, Distances(solved.statistics)(x_ND))
+    with torch.no_grad():
+        logits, from_module = method.answering().eval()(pixels)
+    assert torch.allclose(logits.softmax(1), probabilities, atol=1e-5)
+    assert torch.allclose(from_module.double(), distances, rtol=1e-3)
+
+
+def test_what_is_usual_for_a_trained_network_comes_from_images_that_it_has_not_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "tuned"))
+    asked: list[int] = []
+    left_out = Distances.left_out
+
+    def counting(self: Distances, features_ND: Tensor, labels_N: Tensor) -> Tensor:
+        asked.append(len(labels_N))
+        return left_out(self, features_ND, labels_N)
+
+    monkeypatch.setattr(Distances, "left_out", counting)
+    learner = tiny_learner(method="tuned", memory=Budget("per-class", 9), augmentation=PHOTO).partial_fit(*FIRST)
     method = method_of(learner)
     assert isinstance(method, Tuned)
-    pixels = torch.from_numpy(OTHERS).movedim(-1, 1)
-    _, before = method.answers(pixels)
-    assert before is not None
-    method.share = share
-    method.tuned.network.set_heads(method.network.head_sizes)
-    with torch.no_grad():
-        for part in (method.tuned.network.weight, method.tuned.network.bias):
-            part.normal_(generator=torch.Generator().manual_seed(0))
-        logits, distances = method.answering().eval()(pixels)
-    probabilities, after = method.answers(pixels)
-    assert after is not None
-    assert torch.equal(before, after)
-    assert torch.equal(probabilities, method.probabilities(pixels))
-    assert torch.allclose(logits.softmax(1), probabilities, atol=1e-5)
-    assert torch.allclose(distances.double(), before, rtol=1e-4)
+    assert asked == [len(method.judging)]
 
 
 def test_an_exported_file_that_measures_otherwise_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,10 +102,10 @@ def _forgotten(before: Manifest, column: int) -> str:
 def _what_stays(before: Manifest) -> str:
     """Return what a model keeps of a class that it has forgotten."""
     covariance = "in the covariance of all classes and in hashes of photos that match none any more"
-    weights = "in the weights that were trained on its photos"
     if not _is_solved(before):
-        return weights
-    return f"{covariance}, and {weights}" if before.recipe["method"] == "tuned" else covariance
+        return "in the weights that were trained on its photos"
+    trained = ", and in the network's weights if training them has helped"
+    return covariance + trained * (before.recipe["method"] == "tuned")
 
 
 def _is_solved(before: Manifest) -> bool:

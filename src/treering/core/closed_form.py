@@ -227,7 +227,8 @@ def _best_temperature(scores_NC: Tensor, labels_N: Tensor) -> tuple[float, float
 
     The labels are smoothed, so that images which are all told right do not ask for ever higher temperatures.
     """
-    weight_C = 1 / labels_N.bincount(minlength=scores_NC.shape[1]).clamp_min(1).to(scores_NC.dtype)
+    count_C = labels_N.bincount(minlength=scores_NC.shape[1])
+    weight_C = (count_C > 0) / count_C.clamp_min(1).to(scores_NC.dtype)  # a class without images here has no say
     losses = {
         float(F.cross_entropy(temperature * scores_NC, labels_N, weight_C, label_smoothing=SMOOTHING)): temperature
         for temperature in TEMPERATURES

@@ -181,9 +181,6 @@ class ClosedForm(Method):
             self.network.add_head(step.new_classes, self.generator)
         self.frozen.add(new)
         at_hand = AtHand(step, asked, own, old, new, before)
-        self._distances = None
-        usual = unknown.usual(self._measure().left_out(*stacked(at_hand.features()))).cpu()
-        self.usual = usual if len(usual) else self.usual
         self.left_out = self._conclude(at_hand, self.frozen.log_probabilities(at_hand.features(), keep=True))
         self._store(step, new)
 
@@ -193,8 +190,15 @@ class ClosedForm(Method):
 
     def _conclude(self, at_hand: AtHand, said_NC: Tensor) -> LeftOut:
         """Return what is said of the images at hand, given the log-probabilities of each by all others."""
+        self._know_usual(*stacked(at_hand.features()))
         exemplars, every = at_hand.exemplars(), torch.ones(len(said_NC), dtype=torch.bool)
         return self._left_out(at_hand, said_NC, exemplars, every)
+
+    def _know_usual(self, features_ND: Tensor, labels_N: Tensor) -> None:
+        """Take note of how far these images, whose features are those that measure, are from their classes."""
+        self._distances = None
+        usual = unknown.usual(self._measure().left_out(features_ND, labels_N)).cpu()
+        self.usual = usual if len(usual) else self.usual
 
     def _left_out(
         self, at_hand: AtHand, said_NC: Tensor, exemplars_N: Tensor, measuring_N: Tensor, trial: Trial | None = None
@@ -210,7 +214,7 @@ class ClosedForm(Method):
             _by_class(before, labels, old_N),
             _by_class(said, labels, old_N),
             _by_class(said, labels, measuring_N & can_N),
-            trial,
+            trial=trial,
         )
 
     def prepare(self, images: int) -> None:
@@ -228,9 +232,14 @@ class ClosedForm(Method):
         images = sum(step.values()) + asked + ranked
         return [StagePlan(images, images, trains=False)]
 
+    @property
+    def _measuring(self) -> Solved:
+        """The network by whose last features images are measured."""
+        return self.frozen
+
     def _measure(self) -> Distances:
-        """Return what measures how far images are from the classes: by the network's last features."""
-        self._distances = self._distances or Distances(self.frozen.statistics, self.frozen.choices()[0])
+        """Return what measures how far images are from the classes."""
+        self._distances = self._distances or Distances(self._measuring.statistics, self._measuring.choices()[0])
         return self._distances
 
     @property
@@ -245,7 +254,7 @@ class ClosedForm(Method):
 
     def answering(self) -> nn.Module:
         """Return a module that maps images to logits and, if it is known which are usual, to distances."""
-        return self.network if self.usual_distances is None else _Measuring(self.network, self._measure())
+        return self.network if self.usual_distances is None else Measuring(self.network, self._measure())
 
     def tensors(self) -> dict[str, Tensor]:
         summed = torch.tensor(sorted(self.summed), dtype=torch.int64)
@@ -328,7 +337,7 @@ class ClosedForm(Method):
             self.memory.store(label, pixels.tensor(candidates[label][ranking]).to(self.network.device))
 
 
-class _Measuring(nn.Module):
+class Measuring(nn.Module):
     """Maps images to logits and distances."""
 
     def __init__(self, network: IncrementalNetwork, distances: Distances) -> None:

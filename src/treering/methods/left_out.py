@@ -31,5 +31,7 @@ class LeftOut:
     """After the step, for the same exemplars."""
     after: dict[int, list[int]]
     """After the step, for all that can be asked."""
+    tuned: bool = False
+    """Whether a trained network answers."""
     trial: Trial | None = None
     """What training the network has brought, if it was trained."""

@@ -25,7 +25,16 @@ from treering.core.network import IncrementalNetwork
 from treering.core.trainer import DivergedError
 from treering.errors import TreeringError
 from treering.methods.base import Step
-from treering.methods.closed_form import MOST_SUMMED, AtHand, ClosedForm, Solved, no_image, stacked, together_by_class
+from treering.methods.closed_form import (
+    MOST_SUMMED,
+    AtHand,
+    ClosedForm,
+    Measuring,
+    Solved,
+    no_image,
+    stacked,
+    together_by_class,
+)
 from treering.methods.eeil import EEIL
 from treering.methods.left_out import LeftOut, Trial
 from treering.methods.plan import Counts, StagePlan
@@ -77,25 +86,41 @@ class Tuned(ClosedForm):
         return mixed(said, self.tuned.log_probabilities(self._trained(asked), no_image(features)), self.share)
 
     def _conclude(self, at_hand: AtHand, said_NC: Tensor) -> LeftOut:
-        judging_N = self._judging(at_hand)
-        share_before, trial = self.share, None
-        schedule = self._schedule(at_hand)
+        unseen_N = self._judging(at_hand)
+        share_before, trial, trained_ND = self.share, None, None
+        schedule, exemplars = self._schedule(at_hand), at_hand.exemplars()
+        if share_before:  # what was trained on tells too much of itself
+            exemplars = exemplars & unseen_N.cpu()
         if schedule.epochs:
-            trial, said_NC = self._train(at_hand, said_NC, judging_N, schedule)
+            trial, said_NC, trained_ND = self._train(at_hand, said_NC, unseen_N, schedule)
         elif self.share:
-            new = self._trained(at_hand.own)
-            self.tuned.network.set_heads(self.network.head_sizes)
-            self.tuned.add(new)
-            features = together_by_class(self._trained(at_hand.asked), new)
-            tuned_NC = self.tuned.log_probabilities(features, judging_N, keep=True)
-            said_NC = mixed(said_NC, tuned_NC, self.share)
-        exemplars, seen = at_hand.exemplars(), ~judging_N.cpu()
-        measuring = torch.ones_like(seen)
-        if share_before or self.share:  # what was trained on tells too much of itself
-            exemplars = exemplars & ~seen
-        if self.share:
-            measuring = ~seen
-        return self._left_out(at_hand, said_NC, exemplars, measuring, trial)
+            unseen_N = unseen_N | ~at_hand.exemplars().to(unseen_N.device)
+            said_NC, trained_ND = self._ask_again(at_hand, said_NC, unseen_N)
+        if not self.share or trained_ND is None:
+            self._know_usual(*stacked(at_hand.features()))
+            return self._left_out(at_hand, said_NC, exemplars, torch.ones(len(said_NC), dtype=torch.bool), trial)
+        self._know_usual(trained_ND[unseen_N], at_hand.labels().to(unseen_N.device)[unseen_N])
+        told = self._left_out(at_hand, said_NC, exemplars & unseen_N.cpu(), unseen_N.cpu(), trial)
+        return replace(told, tuned=True)
+
+    def _ask_again(self, at_hand: AtHand, frozen_NC: Tensor, unseen_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose what answers once a step has come on which the copy is not trained, whose images thus all judge.
+
+        Return what all others say of each image, and its features by the copy.
+        """
+        new = self._trained(at_hand.own)
+        self.tuned.network.set_heads(self.network.head_sizes)
+        self.tuned.add(new)
+        features = together_by_class(self._trained(at_hand.asked), new)
+        tuned_NC = self.tuned.log_probabilities(features, unseen_N, keep=True)
+        self._choose(tried(frozen_NC, tuned_NC, at_hand.labels().to(unseen_N.device), unseen_N))
+        return mixed(frozen_NC, tuned_NC, self.share), stacked(features)[0]
+
+    def _choose(self, trial: Trial | None) -> None:
+        """Have what was found best answer from now on."""
+        self.share = SHARES[trial.chosen] if trial else 0.0
+        if not self.share:
+            self._untrain()
 
     def _schedule(self, at_hand: AtHand) -> Schedule:
         """Return how long this step trains, which needs exemplars of every old class."""
@@ -116,8 +141,11 @@ class Tuned(ClosedForm):
 
     def _train(
         self, at_hand: AtHand, frozen_NC: Tensor, judging_N: Tensor, schedule: Schedule
-    ) -> tuple[Trial | None, Tensor]:
-        """Train the copy and choose what answers; return the trial, and what all others then say of each image."""
+    ) -> tuple[Trial | None, Tensor, Tensor | None]:
+        """Train the copy and choose what answers.
+
+        Return the trial, what all others then say of each image, and its features by the copy.
+        """
         memory, step = self.memory.exemplars, at_hand.step
         self.tuning.memory.exemplars = {
             label: pixels.tensor(self.tuning.held(images[self._trainable(label, images)]))
@@ -136,7 +164,7 @@ class Tuned(ClosedForm):
         except DivergedError:
             logger.warning("training the network on these images diverged, so it stays as it came")
             self._untrain()
-            return None, frozen_NC
+            return None, frozen_NC, None
         finally:
             self.tuning.memory.exemplars = {}
         self.tuned.statistics = Statistics.empty(self.tuned.network.feature_size, self.network.device)
@@ -147,10 +175,8 @@ class Tuned(ClosedForm):
         judging[rows] = judging_N
         tuned_NC = self.tuned.log_probabilities(features, judging, keep=True)[rows]
         trial = tried(frozen_NC, tuned_NC, at_hand.labels().to(self.network.device), judging_N)
-        self.share = SHARES[trial.chosen] if trial else 0.0
-        if not self.share:
-            self._untrain()
-        return trial, mixed(frozen_NC, tuned_NC, self.share)
+        self._choose(trial)
+        return trial, mixed(frozen_NC, tuned_NC, self.share), stacked(features)[0][rows]
 
     def _rows(self, at_hand: AtHand, features: Mapping[int, Tensor]) -> Tensor:
         """Return where the images at hand stand among those of `features`, which has all exemplars of each class."""
@@ -189,6 +215,10 @@ class Tuned(ClosedForm):
     def _solved(self) -> list[Solved]:
         return [self.frozen, self.tuned] if self.share else [self.frozen]
 
+    @property
+    def _measuring(self) -> Solved:
+        return self.tuned if self.share else self.frozen
+
     def probabilities(self, images: Tensor) -> Tensor:
         seen = self.plain(images)
         parts = {self.network: 1 - self.share, self.tuned.network: self.share}
@@ -198,14 +228,20 @@ class Tuned(ClosedForm):
     def answers(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.usual_distances is None or not self.share:
             return super().answers(images)
-        frozen_NC, distances_N = super().answers(images)
-        tuned_NC = self.tuned.network.predict_logits(self.plain(images)).softmax(1)
-        return (1 - self.share) * frozen_NC + self.share * tuned_NC, distances_N
+        seen = self.plain(images)
+        features_ND, logits_NC = self.tuned.network.predict_both(seen)
+        said_NC = self.share * logits_NC.softmax(1)
+        if self.share < 1:
+            said_NC = said_NC + (1 - self.share) * self.network.predict_logits(seen).softmax(1)
+        return said_NC, self._measure()(F.normalize(features_ND))
 
     def answering(self) -> nn.Module:
         """Return a module that maps images to the logarithms of their probabilities, and to distances if it can."""
-        frozen = super().answering()
-        return _Both(frozen, self.tuned.network, self.share) if self.share else frozen
+        if not self.share:
+            return super().answering()
+        tuned = self.tuned.network
+        measuring = tuned if self.usual_distances is None else Measuring(tuned, self._measure())
+        return _Both(self.network, measuring, self.share)
 
     @classmethod
     def plan_step(cls, recipe: Recipe, step: Counts, memory: Counts) -> list[StagePlan]:
@@ -304,16 +340,16 @@ class _FromClosedForm(EEIL):
 
 
 class _Both(nn.Module):
-    """The mean of two networks' probabilities, and the distances that the frozen one's module may give."""
+    """The mean of two networks' probabilities, and the distances that the trained one's module may give."""
 
-    def __init__(self, frozen: nn.Module, tuned: IncrementalNetwork, share: float) -> None:
+    def __init__(self, frozen: IncrementalNetwork, tuned: nn.Module, share: float) -> None:
         super().__init__()
         self.frozen, self.tuned, self.share = frozen, tuned, share
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        said = self.frozen(images)
+        said = self.tuned(images)
         logits_NC, *distances_N = said if isinstance(said, tuple) else (said,)
-        frozen, tuned = (part[:, : self.tuned.classes].softmax(1) for part in (logits_NC, self.tuned(images)))
+        frozen, tuned = (part[:, : self.frozen.classes].softmax(1) for part in (self.frozen(images), logits_NC))
         both = ((1 - self.share) * frozen + self.share * tuned).clamp_min(1e-30).log()
         return (both, *distances_N) if distances_N else both
 

@@ -47,10 +47,13 @@ class Printer(Terminal):
         self._list(f"{name}: {_images(count)}{'' if count > 1 else few}" for name, count in counts)
         self.skipped(plan.skipped)
         if plan.copies:
-            self.line(f"Left out, because the model has them already or holds them out: {_images(plan.copies)}.")
+            self.line(f"Left out, because they show the same as others of their class: {_images(plan.copies)}.")
         self._same(plan)
         for sentence in _memory(plan):
             self.line(sentence)
+        if plan.epochs and not plan.training_passes:
+            why = "none is kept" if not recipe.memory.size else "there are so many: --thorough trains it all the same"
+            self.line(f"The network is not trained on these photos, since {why}.")
         where = "GPU" if plan.device.type == "cuda" else "CPU"
         less = ", less what an interrupted call has done already" if plan.resumed else ""
         what = "Training" if methods.find(recipe.method).trains else "Learning"
@@ -74,7 +77,7 @@ class Printer(Terminal):
             self.line("No image was held out, so its accuracy is not known.")
             return
         what = "that it was not trained on"
-        if plan.own_validation or (outcome.left_out and not (outcome.trial and outcome.trial.chosen != "frozen")):
+        if plan.own_validation or (outcome.left_out and not outcome.tuned):
             what = "of the validation folder" if plan.own_validation else "each told by a model without it"
         some = len(outcome.after) < outcome.classes
         part = f", of {len(outcome.after)} of the {outcome.classes} classes" if some else ""
@@ -219,8 +222,10 @@ def _trial(trial: Trial | None) -> Iterator[str]:
         return
     right = trial.tuned if trial.chosen == "tuned" else trial.both
     together = ", together with the network as it came" if trial.chosen == "both" else ""
-    as_many = ": its answers are surer" if right == trial.frozen else ""
-    yield f"Training the network helped: {asked}, {right} are right{together}, and {trial.frozen} without it{as_many}."
+    if right == trial.frozen:
+        yield f"Training the network made it surer{together}: {asked}, {right} are right, as many as without it."
+    else:
+        yield f"Training the network helped: {asked}, {right} are right{together}, and {trial.frozen} without it."
 
 
 def _memory(plan: Plan) -> Iterator[str]:

@@ -34,7 +34,7 @@ class Division:
     """The indices of the photos that are trained on."""
     held_out: int
     copies: int
-    """The number of photos that are left out because they are copies of held-out photos or of exemplars."""
+    """The number of photos that are left out because they show the same as others of their class or held-out ones."""
     measured: dict[str, Images]
     """The photos of each class to measure the accuracy on, those of earlier steps included."""
     same: list[tuple[Shown, Shown]]
@@ -71,7 +71,10 @@ def divide(loaded: LoadedFolder, digests: Sequence[bytes], model: Model | None, 
         held_out += random.permutation(own)[:count].tolist()
     secret |= {digests[index] for index in held_out}
     out = {index for index, one in enumerate(labelled) if one[1] in secret or one in exemplars}
-    out |= {row - kept for row, earlier in before.items() if earlier < hidden}
+    # A photo that shows the same as a held-out one measures nothing, and one that shows the same as another of its
+    # class would be told by it.
+    one_class = {row for row, earlier in before.items() if album.photos[row].name == album.photos[earlier].name}
+    out |= {row - kept for row, earlier in before.items() if earlier < hidden or row in one_class}
     trained = [index for index in range(len(labelled)) if index not in out]
     lost = set(loaded.labels) - known - {loaded.labels[index] for index in trained}
     if lost:
@@ -92,6 +95,9 @@ def for_validation(
     own = [index for index, name in enumerate(loaded.labels) if name in classes]
     if not own:
         raise TreeringError("the validation folder has no readable image of a class that the model is going to know")
+    others = sorted(set(loaded.labels) - set(classes))
+    if others:
+        logger.warning("the validation folder has classes that the model does not know: %s", ", ".join(others))
     images, album = loaded.images[torch.tensor(own)], division.album
     first = len(album)
     album.add(images, [Shown(loaded.labels[index], loaded.files[index]) for index in own], pixels.digests(images))

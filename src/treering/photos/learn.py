@@ -118,7 +118,8 @@ def learn(
         tell(planned)
         if dry_run or not opened:
             return None
-        watcher = _Saver(unfinished, planned, functools.partial(progress, "training"))
+        what = "training" if planned.training_passes else "learning"
+        watcher = _Saver(unfinished, planned, functools.partial(progress, what))
         outcome = lesson.train(photos, division, resume, watcher)
         lesson.commit(opened, photos, division, outcome, keep)
         unfinished.remove()
@@ -169,11 +170,10 @@ class _Lesson:
         loaded = folders.load(found, self.size, self.channels, self.disk, progress)
         new = sorted(set(loaded.labels) - set(self.known))
         if not loaded.labels:
-            reasons = "; ".join(f"{path.name}: {reason}" for path, reason in loaded.skipped[:3])
-            raise TreeringError(f"no image in {folder} can be read ({reasons})")
+            raise TreeringError(f"no image in {folder} can be read ({_reasons(loaded)})")
         if not self.known and len(new) < 2:
-            left_out = f" ({len(loaded.skipped)} others were left out)" if loaded.skipped else ""
-            raise TreeringError(f"{folder} has one readable class only, {new[0]}{left_out}: a model needs two or more")
+            left_out = f" (others were left out: {_reasons(loaded)})" if loaded.skipped else ""
+            raise TreeringError(f"{folder} has one readable class only, {new[0]}: a model needs two or more{left_out}")
         digests = pixels.digests(loaded.images)
         return _Photos(loaded, digests, new, of_photos(loaded.labels, digests, not self.own_validation))
 
@@ -211,6 +211,7 @@ class _Lesson:
             copies=division.copies,
             same=division.same,
             image_passes=sum(stage.image_passes for stage in stages),
+            epochs=self.training.epochs,
             training_passes=sum(stage.image_passes for stage in stages if stage.trains),
             seconds=plan.seconds(stages, recipe, self.size, facts.device, later=bool(self.known)),
             resumed=resumed,
@@ -258,10 +259,17 @@ class _Lesson:
         images = Counter[str]()
         for record in model.history:
             images.update({str(name): count for name, count in record["images"]})
-        trial = model.method.left_out.trial if model.method.left_out else None
-        seconds = time.monotonic() - started
         return Outcome(
-            len(model.classes), self.known, before, old_after, after, told is not None, trial, images, seconds
+            classes=len(model.classes),
+            known=self.known,
+            before=before,
+            old_after=old_after,
+            after=after,
+            left_out=told is not None,
+            tuned=told is not None and told.tuned,
+            trial=model.method.left_out.trial if model.method.left_out else None,
+            photos=images,
+            seconds=time.monotonic() - started,
         )
 
     def _said(self, measured: Mapping[str, Images]) -> Said:
@@ -280,6 +288,11 @@ class _Lesson:
             model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
         model.history[-1] |= {"accuracy": outcome.for_history(), "files": photos.fingerprint}
         model_folder.replace(model.content(), folder, keep)
+
+
+def _reasons(loaded: LoadedFolder) -> str:
+    """Return why the first of the files that were left out could not be read."""
+    return "; ".join(f"{path.name}: {reason}" for path, reason in loaded.skipped[:3])
 
 
 class _Saver(Watcher):

@@ -41,11 +41,13 @@ class Plan:
     held_out: int = 0
     """The number of images that are kept out of training to measure the accuracy."""
     copies: int = 0
-    """The number of images that are left out because they are copies of held-out ones or of exemplars."""
+    """The number of images that are left out because they show the same as others of their class or held-out ones."""
     same: Sequence[tuple[Shown, Shown]] = ()
     """Each image that shows the same photo as another, after that one."""
     image_passes: int = 0
     """The number of images that pass through the network, in all epochs together."""
+    epochs: int = 0
+    """The number of epochs for which the network may be trained."""
     training_passes: int = 0
     """The number of those that the network is trained on; the others only pass through it."""
     seconds: float = 0.0
@@ -74,6 +76,4 @@ def seconds(stages: Sequence[StagePlan], recipe: Recipe, size: int, device: torc
             # For distillation the teacher sees each image too, which costs about a third of training on it.
             factor = 4 / 3 if trains and later else 1
             total += factor * passes / speed.images_per_second(recipe, (3, side, side), device, trains)
-    if not method.trains:
-        total += speed.solving_seconds(device) * (2 if later else 1)
-    return total
+    return total if method.trains else total + speed.solving_seconds(device)
