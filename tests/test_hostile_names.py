@@ -16,6 +16,7 @@ from conftest import run_python
 from photo_helper import TINY, Finished, command, write_photos
 from report_helper import result, save
 
+from treering import Learner, TreeringError
 from treering.methods import speed
 from treering.words import shown
 
@@ -200,7 +201,8 @@ def test_manifests(place: Path, tmp_path: Path, change: Any) -> None:
         assert max(map(len, (done.out + done.err).splitlines()), default=0) < 40_000
 
 
-def test_tensors(place: Path, tmp_path: Path) -> None:
+def with_a_hostile_tensor(place: Path, tmp_path: Path) -> Path:
+    """A copy of the model that has one tensor more."""
     model = tmp_path / "model"
     shutil.copytree(place / "model", model)
     manifest = json.loads((model / "manifest.json").read_bytes())
@@ -215,7 +217,39 @@ def test_tensors(place: Path, tmp_path: Path) -> None:
     manifest["files"]["weights"] = {"name": f"weights-{digest[:12]}.safetensors", "sha256": digest}
     (model / f"weights-{digest[:12]}.safetensors").write_bytes(changed)
     (model / "manifest.json").write_text(sealed(manifest))
-    harmless(command("predict", model, place / "first" / PLAIN))
+    return model
+
+
+def test_tensors(place: Path, tmp_path: Path) -> None:
+    harmless(command("predict", with_a_hostile_tensor(place, tmp_path), place / "first" / PLAIN))
+
+
+def test_errors_of_the_library(place: Path, tmp_path: Path) -> None:
+    """A program may print an error itself, so it is harmless before the command line has it."""
+    learner = Learner.load(place / "model")
+    write_photos(tmp_path / "unknown", {"owl": 1})
+    wrong_recipe = tmp_path / "wrong-recipe"
+    shutil.copytree(place / "model", wrong_recipe)
+    manifest = json.loads((wrong_recipe / "manifest.json").read_bytes())
+    recipe_key(manifest)
+    (wrong_recipe / "manifest.json").write_text(sealed(manifest))
+    for use in (
+        lambda: Learner.load(with_a_hostile_tensor(place, tmp_path)),
+        lambda: Learner.load(wrong_recipe),
+        lambda: learner.forget(HOSTILE[:-1]),
+        lambda: learner.evaluate(tmp_path / "unknown"),
+    ):
+        with pytest.raises(TreeringError) as caught:
+            use()
+        assert not STEERING.search(str(caught.value)), ascii(caught.value)
+        assert "\n" not in str(caught.value)
+        assert r"\x1b[31m" in str(caught.value) or r"\\x1b[31m" in str(caught.value)
+
+
+def test_an_error_that_quotes_another_escapes_nothing_twice() -> None:
+    inner = TreeringError(f"{HOSTILE} C:\\photos")
+    assert str(TreeringError(f"{inner}")) == str(inner) == f"{shown(HOSTILE)} C:\\photos"
+    assert str(TreeringError("x" * 10_000)).startswith("x" * 900)
 
 
 def test_warnings_of_a_program(place: Path, tmp_path: Path) -> None:

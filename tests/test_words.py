@@ -10,6 +10,8 @@ import unicodedata
 import warnings
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from treering.terminal import Bars, Table, Terminal, print_error, show_warnings
@@ -51,6 +53,13 @@ def test_of_a_long_text_the_middle_is_left_out() -> None:
     assert re.fullmatch("startx+…x+end", shown(name))
     assert len(shown(name, most=20)) == 20
     assert shown("x" * 200) == "x" * 200
+
+
+@given(st.text(max_size=60), st.sampled_from([20, 40, 200]))
+def test_what_was_written_so_already_stays(text: str, most: int) -> None:
+    once = shown(text, most)
+    assert len(once) <= most
+    assert shown(once, most) == once
 
 
 def console() -> tuple[Console, io.StringIO]:

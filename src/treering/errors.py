@@ -6,11 +6,19 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from treering.words import MESSAGE, shown
+
 Entry = TypeVar("Entry")
 
 
 class TreeringError(ValueError):
-    """Bad input, a bad setting or an unusable folder. The command line prints it as one line and exits with code 2."""
+    """Bad input, a bad setting or an unusable folder. The command line prints it as one line and exits with code 2.
+
+    Names from files get into messages, so a message is always kept as it can be printed.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shown(message, MESSAGE))
 
 
 OUT_OF_MEMORY = "out of memory: close other programs and try again"

@@ -17,14 +17,18 @@ def shown(name: object, most: int = NAME) -> str:
     r"""Return a name or message as it can be printed in one line, whatever is in it.
 
     What would steer a terminal, change the order of letters or not be seen is written as in Python: `\x1b`, `\u202e`.
-    Of a text that is too long, the middle is left out.
+    Of a text that is too long, the middle is left out. What was written so already stays as it is.
     """
-    text = str(name)
-    if len(text) > most:
-        text = text[: most // 2] + "…" + text[len(text) - (most - 1 - most // 2) :]
+    text = _cut(str(name), most)
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escaped(letter) if _is_unshown(letter) else letter for letter in text)
+    return _cut("".join(_escaped(letter) if _is_unshown(letter) else letter for letter in text), most)
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return text[: most // 2] + "…" + text[len(text) - (most - 1 - most // 2) :]
 
 
 def _is_unshown(letter: str) -> bool:
