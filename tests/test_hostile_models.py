@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -501,7 +502,16 @@ def png(mode: str = "RGB", side: int = 20, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
+def with_chunks(kind: bytes, count: int) -> bytes:
+    """A picture of the model's shape that has empty chunks before its pixels."""
+    whole = png()
+    place = whole.index(b"IDAT") - 4
+    return whole[:place] + struct.pack(">I4sI", 0, kind, zlib.crc32(kind)) * count + whole[place:]
+
+
 IMAGES: dict[str, Callable[[], bytes]] = {
+    "a chunk that treering never writes": lambda: with_chunks(b"aaAa", 1),
+    "chunks without pixels": lambda: with_chunks(b"IDAT", 1000),
     "larger": lambda: png(side=21),
     "grey": lambda: png("L"),
     "a palette": lambda: png("P"),
