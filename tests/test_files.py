@@ -169,12 +169,13 @@ def test_one_writer_at_a_time_on_a_file_system_without_locks(
     assert not (tmp_path / ".writer").exists()
 
 
-@pytest.mark.parametrize("left", ["killed", "of an earlier boot", "half written"])
+@pytest.mark.parametrize("left", ["killed", "of an earlier boot", "half written", "without a number"])
 def test_a_note_of_a_program_that_has_ended_never_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
     no_locks(monkeypatch, errno.ENOSYS)
     texts = {"killed": note(GONE), "of an earlier boot": note(os.getpid(), boot="another"), "half written": "{"}
+    texts["without a number"] = '{"process": 1e999, "since": "2026-01-01"}'
     (tmp_path / ".writer").write_text(texts[left])
     os.utime(tmp_path / ".writer", (0, 0))
     with folder_lock.writing(tmp_path):
@@ -191,6 +192,18 @@ def test_a_note_of_another_computer_blocks_and_the_message_says_whose_it_is(
     with pytest.raises(TreeringError, match=words), folder_lock.writing(tmp_path):
         pass
     assert (tmp_path / ".writer").exists()
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_folder_in_the_place_of_the_note_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    if not locks:
+        no_locks(monkeypatch, errno.ENOSYS)
+    (tmp_path / ".writer").mkdir()
+    with pytest.raises(TreeringError, match=r"\.writer is a folder: remove it"), folder_lock.writing(tmp_path):
+        pass
+    assert (tmp_path / ".writer").is_dir()
 
 
 def test_two_that_take_over_the_same_note_are_not_both_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

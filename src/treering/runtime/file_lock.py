@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -12,8 +13,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar
 
 from treering import words
+from treering.checked import Checked, parse_json
 from treering.runtime import files
 from treering.words import shown
 
@@ -31,13 +34,15 @@ class HeldError(Exception):
 
 
 @dataclass(frozen=True)
-class Note:
+class Note(Checked):
     """What a program writes about itself while it holds a lock."""
+
+    tolerant: ClassVar[bool] = True
 
     process: int
     since: str
-    host: str
-    boot: str
+    host: str = ""
+    boot: str = ""
     """Empty where the system does not tell."""
 
     @classmethod
@@ -49,10 +54,8 @@ class Note:
     def read(cls, file: Path) -> Note | None:
         """Return the note in a file; None if there is none, or it is not one."""
         try:
-            found = json.loads(files.read(file, LARGEST_NOTE, through_links=False))
-            host, boot = (str(found.get(name, "")) for name in ("host", "boot"))
-            return cls(int(found["process"]), str(found["since"]), host, boot)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return cls.of(parse_json(files.read(file, LARGEST_NOTE, through_links=False)))
+        except (OSError, ValueError):  # a TreeringError is one
             return None
 
     @property
@@ -79,6 +82,8 @@ def held(lock: Path, note: Path) -> Iterator[int | None]:
     Where the file system has no locks, the note is the lock, and None is yielded: it is made only if it does not exist,
     and one whose program has ended is taken over.
     """
+    if note.is_dir() and not note.is_symlink():
+        raise OSError(errno.EISDIR, f"{note.name} is a folder: remove it", str(note))
     handle = _open(lock, note)
     try:
         if handle is None:
