@@ -366,6 +366,20 @@ def test_a_file_is_not_saved_over(tmp_path: Path, older: Learner) -> None:
     assert (tmp_path / "model").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"], ids=ascii)
+def test_a_name_that_no_file_can_have_is_refused(older: Learner, tmp_path: Path, name: str) -> None:
+    for use in (
+        older.save,
+        older.evaluate,
+        lambda path: older.export(f"{path}.onnx"),
+        Learner.load,
+        lambda path: treering.learn(path, tmp_path),
+        lambda path: treering.learn(tmp_path, path),
+    ):
+        refused(lambda use=use: use(tmp_path / name), "cannot be the name")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_of_others_is_not_saved_into(tmp_path: Path, older: Learner) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     refused(lambda: older.save(tmp_path), str(tmp_path), "thesis.tex")

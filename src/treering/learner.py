@@ -11,7 +11,6 @@ import inspect
 import os
 from collections.abc import Callable, Hashable, Sequence
 from numbers import Integral
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -27,6 +26,7 @@ from treering.model import Model
 from treering.prediction import SHARE, threshold
 from treering.progress import Progress, Reporter
 from treering.recipe import Budget, Recipe, Schedule
+from treering.runtime import files
 from treering.runtime.device import find_device
 from treering.runtime.gate import Gate
 from treering.runtime.pixels import Images
@@ -289,17 +289,17 @@ class Learner:
         if not isinstance(keep, Integral) or not 0 <= keep <= MOST_EARLIER:
             raise TreeringError(f"keep must be a whole number from 0 to {MOST_EARLIER}, not {keep!r}")
         with self._gate.using("save"):
-            model_folder.save(self.learnt_model().content(), Path(folder), keep)
+            model_folder.save(self.learnt_model().content(), files.nameable(folder), keep)
 
     def evaluate(self, folder: str | os.PathLike[str]) -> evaluation.Evaluation:
         """Count how many images of a folder, with one folder per class, the learner gets right."""
         with self._gate.using("evaluate"):
-            return evaluation.evaluate(self.learnt_model(), Path(folder))
+            return evaluation.evaluate(self.learnt_model(), files.nameable(folder))
 
     def export(self, out: str | os.PathLike[str]) -> float:
         """Write one file for other programs, OUT.onnx or OUT.pt2; return how far its probabilities differ at most."""
         with self._gate.using("export"):
-            return exporting.export(self.learnt_model(), Path(out))
+            return exporting.export(self.learnt_model(), files.nameable(out))
 
     @classmethod
     @torch.inference_mode(False)
@@ -315,9 +315,10 @@ class Learner:
         The module's weights matter only to the method "joint", which starts every step from them. The model is always
         checked; `check` has the earlier versions checked too, as `treering check` does.
         """
+        path = files.nameable(folder)
         if check:
-            model.require_whole(Path(folder))
-        loaded = model.load(Path(folder), backbone, find_device(device))
+            model.require_whole(path)
+        loaded = model.load(path, backbone, find_device(device))
         learner = cls(backbone=backbone, recipe=loaded.method.recipe, seed=loaded.seed, device=device)
         learner._model = loaded
         return learner

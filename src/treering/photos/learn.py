@@ -29,7 +29,7 @@ from treering.photos.outcome import Outcome, Said
 from treering.photos.plan import Plan
 from treering.photos.settings import Effort, Wishes
 from treering.photos.unfinished import Unfinished, of_photos
-from treering.runtime import pixels
+from treering.runtime import files, pixels
 from treering.runtime.device import find_device
 from treering.runtime.pixels import Images
 from treering.storage import lock, model_folder
@@ -97,7 +97,7 @@ def learn(
     Outcome or None
         What the step has led to; None after a dry run, and for a folder that was learnt already.
     """
-    path, folder = Path(path), Path(folder)
+    path, folder = files.nameable(path), files.nameable(folder)
     found = folders.scan(folder)
     checks = folders.scan(Path(validation)) if validation else None
     wishes = Wishes(backbone, memory, changes, size, seed, device, effort)

@@ -41,6 +41,15 @@ class UnflushedError(OSError):
     """The new content is in the file's place, but the system does not say that it has reached the disk."""
 
 
+def nameable(given: str | os.PathLike[str]) -> Path:
+    """Return a path that the user gives; raise if the system lets no file or folder be called so."""
+    path = Path(given)
+    with contextlib.suppress(UnicodeEncodeError):
+        if b"\0" not in os.fsencode(path):
+            return path
+    raise TreeringError(f"{path} cannot be the name of a file or folder: give another name")
+
+
 def why(file: Path, error: OSError) -> str:
     """Return what an error of `write` means, as a message."""
     reason = error.strerror or error
