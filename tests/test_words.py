@@ -29,7 +29,7 @@ def plain(text: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", ["naïve", "鳥", "Ωμέγα", "طائر", "e\u0301", "a b", "C:\\photos", "👍", "½ €"])
+@pytest.mark.parametrize("name", ["naïve", "鳥", "Ωμέγα", "طائر", "e\u0301", "a b", "C:\\photos", "👍", "❤️", "½ €"])
 def test_letters_of_any_language_stay(name: str) -> None:
     assert shown(name) == name
 
@@ -45,6 +45,15 @@ def test_every_character_that_is_not_seen_is_escaped() -> None:
         ):
             assert shown(letter).isascii(), hex(code)
     plain(shown(HOSTILE))
+
+
+@pytest.mark.parametrize(
+    "letter", "\u3164\u034f\u115f\u1160\u17b4\u180b\u2065\ufe00\ufe0f\uffa0\U000e0100\U000e01ef", ids=ascii
+)
+def test_what_is_not_drawn_is_escaped(letter: str) -> None:
+    assert shown(f"cat{letter}") == f"cat{letter.encode('unicode_escape').decode()}"
+    assert shown(f"❤\ufe0f{letter}").isascii() is False
+    assert letter not in shown(f"❤\ufe0f{letter}")[2:]
 
 
 def test_of_a_long_text_the_middle_is_left_out() -> None:

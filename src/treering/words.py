@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import unicodedata
 
 NAME, MESSAGE = 200, 2000
@@ -11,6 +12,12 @@ VISIBLE = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U0
 """Signs of Arabic, Syriac and Kaithi numbers, which are letters to the eye and format characters to Unicode."""
 UNSHOWN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """The Unicode categories of what steers a terminal, turns the direction of writing, or has no width."""
+INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]"
+)
+"""What Unicode has programs not draw (Default_Ignorable_Code_Point), besides what is of those categories."""
+IN_COLOUR = "\ufe0f"
+"""After a sign, this has it drawn as an emoji."""
 
 
 def shown(name: object, most: int = NAME) -> str:
@@ -22,7 +29,8 @@ def shown(name: object, most: int = NAME) -> str:
     text = _cut(str(name), most)
     if text.isascii() and text.isprintable():
         return text
-    return _cut("".join(_escaped(letter) if _is_unshown(letter) else letter for letter in text), most)
+    pairs = zip(" " + text, text, strict=False)  # each letter after the one before it
+    return _cut("".join(_escaped(letter) if _is_unshown(letter, before) else letter for before, letter in pairs), most)
 
 
 def _cut(text: str, most: int) -> str:
@@ -31,8 +39,10 @@ def _cut(text: str, most: int) -> str:
     return text[: most // 2] + "…" + text[len(text) - (most - 1 - most // 2) :]
 
 
-def _is_unshown(letter: str) -> bool:
-    return unicodedata.category(letter) in UNSHOWN and letter not in VISIBLE
+def _is_unshown(letter: str, before: str) -> bool:
+    if letter == IN_COLOUR and unicodedata.category(before) == "So":
+        return False
+    return (unicodedata.category(letter) in UNSHOWN and letter not in VISIBLE) or bool(INVISIBLE.match(letter))
 
 
 def _escaped(letter: str) -> str:
