@@ -219,6 +219,12 @@ def test_a_class_gets_no_name_that_a_folder_of_photos_cannot_have(name: str) -> 
         changes.new_label(name, ["cat"])
 
 
+def test_of_two_classes_that_look_alike_the_one_that_is_written_so_is_found() -> None:
+    composed, decomposed = "R\u00f6ssel", "Ro\u0308ssel"
+    for classes in ([composed, decomposed], [decomposed, composed]):
+        assert [changes.label_of(name, classes) for name in (composed, decomposed)] == [composed, decomposed]
+
+
 def test_names_are_found_and_given_however_a_terminal_composes_their_letters() -> None:
     assert changes.label_of("Ro\u0308ssel", ["R\u00f6ssel", "cat"]) == "R\u00f6ssel"
     assert changes.new_label("Ro\u0308ssel", ["cat"]) == "R\u00f6ssel"

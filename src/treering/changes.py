@@ -235,10 +235,11 @@ class _InFolder:
 
 
 def label_of(text: str, classes: Labels) -> Hashable:
-    """Return the class that is written so, or the text itself if there is none."""
-    known = {unicodedata.normalize("NFC", str(label)): label for label in classes}
+    """Return the class that is written so or, if there is none, whose letters look so; else the text itself."""
+    written = {str(label): label for label in classes}
     name = unicodedata.normalize("NFC", text)
-    return known.get(name, name)
+    alike = {unicodedata.normalize("NFC", known): label for known, label in written.items()}
+    return written.get(text, alike.get(name, name))
 
 
 def new_label(text: str, classes: Labels) -> str:
