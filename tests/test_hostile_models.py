@@ -640,6 +640,19 @@ def test_an_unfinished_step_of_somebody_else_begins_anew(
     assert "another user or on another computer" in caplog.text
 
 
+@pytest.mark.parametrize("seal", ["é", "\udc80"], ids=ascii)
+def test_a_seal_of_any_letters_is_refused_as_others_are(unfinished: Path, seal: str) -> None:
+    file = unfinished / ".learning"
+    written = file.read_bytes()
+    header = json.loads(written[8 : 8 + int.from_bytes(written[:8], "little")])
+    tensors = written[8 + int.from_bytes(written[:8], "little") :]
+    header["__metadata__"]["seal"] = seal
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + tensors)
+    with pytest.raises(ValueError, match="another user or on another computer"):
+        resume.read(file)
+
+
 def test_the_key_is_the_users_alone_and_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with pytest.raises(OSError):

@@ -34,7 +34,8 @@ def sealed(content: bytes) -> str:
 
 def is_sealed(content: bytes, seal: str) -> bool:
     """Return whether `sealed` gave the seal for this content; raise OSError if there is no key to tell by."""
-    return hmac.compare_digest(hmac.new(_key(make=False), content, hashlib.sha256).hexdigest(), seal)
+    own = hmac.new(_key(make=False), content, hashlib.sha256).hexdigest()
+    return hmac.compare_digest(own.encode(), seal.encode("utf-8", "surrogatepass"))
 
 
 def _key(make: bool) -> bytes:
