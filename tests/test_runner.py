@@ -953,6 +953,14 @@ def test_a_loss_that_is_not_a_number_in_a_later_step_is_a_clear_error_and_no_res
     assert not run.result_file.exists()
 
 
+def test_a_new_folder_of_states_is_open_to_its_owner_alone(tmp_path: Path) -> None:
+    """States hold images."""
+    case = interruptible("plain", tmp_path)
+    case.interrupt("results", 1)
+    assert (tmp_path / "results" / ".unfinished").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "results").stat().st_mode & 0o077
+
+
 @pytest.mark.parametrize("kind", ["a link", "a dangling link", "a file"])
 def test_states_are_kept_in_a_folder_of_the_results_and_nowhere_else(tmp_path: Path, kind: str) -> None:
     results, outside = tmp_path / "results", tmp_path / "outside"

@@ -133,11 +133,14 @@ class StateFile:
         files.write(self.file, resume.to_bytes(tensors | training, facts))
 
     def make_folder(self) -> None:
-        """Make the file's folder; raise if a link is in its place, since what it leads to is not ours to write to."""
+        """Make the file's folder, open to its owner alone, since states hold images of the run.
+
+        Raise if a link is in its place, since what it leads to is not ours to write to.
+        """
         folder = self.file.parent
         if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
             raise TreeringError(f"{folder} is a link or a file: remove it, or choose another results folder")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def take_up(
         self, method: Method, step_sizes: list[int], device: str, train_images: Tensor
