@@ -105,6 +105,18 @@ def test_the_file_says_what_it_is(exported: dict[str, Path], learner: Learner, s
     assert facts["treering"] == version.__version__
 
 
+def test_no_photo_is_in_a_file(learner: Learner, exported: dict[str, Path]) -> None:
+    """Neither what the model keeps nor what the two models were compared on: exporters like to save their examples."""
+    kept = [image for images in learner.exemplars_.values() for image in images]
+    assert kept
+    for file in exported.values():
+        content = file.read_bytes()
+        for image in kept:
+            inside = np.ascontiguousarray(np.moveaxis(image, -1, 0))
+            for pixels in (inside, inside.astype(np.float32), image):
+                assert pixels[0].tobytes() not in content
+
+
 def test_the_preprocessing_in_the_file_is_what_the_learner_does(tmp_path: Path) -> None:
     """Where stored images are larger than the network's input, the file takes the input."""
     folder = write_photos(tmp_path / "photos", {"cat": 5, "dog": 5})
