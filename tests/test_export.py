@@ -230,6 +230,28 @@ def test_a_model_without_exemplars_is_checked_on_noise(tmp_path: Path) -> None:
     assert (tmp_path / "out.pt2").exists()
 
 
+def test_large_images_pass_through_the_network_a_few_at_a_time(
+    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "BATCH_PIXELS", 3 * 16 * 16)
+    passed: list[int] = []
+    plain = export.Deployed.forward
+
+    def counting(deployed: export.Deployed, images: torch.Tensor) -> Any:
+        if not torch.compiler.is_exporting():
+            passed.append(len(images))
+        return plain(deployed, images)
+
+    monkeypatch.setattr(export.Deployed, "forward", counting)
+    learner.export(tmp_path / "out.pt2")
+    assert passed[0] == 1
+    assert max(passed) == 3
+    many, passed[:] = sum(passed), []
+    monkeypatch.setattr(export, "CHECKED_PIXELS", 5 * 16 * 16)
+    learner.export(tmp_path / "out.pt2")
+    assert 5 <= sum(passed) < min(10, many), "fewer images are compared where they are large"
+
+
 def test_a_learner_that_has_learnt_nothing_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(TreeringError, match="learnt nothing"):
         Learner().export(tmp_path / "out.pt2")

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from treering.errors import TreeringError, first_line
-from treering.model import Model
+from treering.model import Model, input_shape
 from treering.prediction import LONGEST_SIDE, SHARE, threshold
 from treering.runtime import files
 from treering.session import own_precision
@@ -25,7 +26,11 @@ from treering.version import __version__
 TOLERANCE = 1e-4
 """The largest difference that is allowed between a probability of the exported model and of this one."""
 CHECKED = 64
-"""About how many exemplars and held-out images the two models are compared on."""
+"""About how many exemplars and held-out images the two models are compared on, if they are not large."""
+CHECKED_PIXELS = CHECKED * 160 * 160
+"""About how many pixels the network sees in this comparison: fewer images are compared where they are large."""
+BATCH_PIXELS = 8 * 256 * 256
+"""The most pixels that pass through the network at once, unless a single image has more."""
 OUTPUTS = ["probabilities", "distances"]
 """The names of a file's outputs; only models that can tell unknown images have the second."""
 
@@ -60,17 +65,11 @@ def export(model: Model, out: Path) -> float:
             "export supports logits only"
         )
     require_name(out)
-    kept = [*method.memory.exemplars.values(), *model.held_out.values()]
-    images = [image for part in kept for image in part.cpu()]
-    checked = images[:: max(1, len(images) // CHECKED)]  # some of every class
-    if not checked:  # noise then
-        seeded = torch.Generator().manual_seed(0)
-        checked = [torch.randint(256, model.image_shape, generator=seeded, dtype=torch.uint8) for _ in range(CHECKED)]
-    pixels = method.plain(torch.stack(checked)).float()
+    pixels = _compared_on(model)
     deployed = Deployed(copy.deepcopy(answering).cpu().eval(), model.sorted_columns()).eval()
     with own_precision(torch.device("cpu")):
         with torch.no_grad():
-            expected = _arrays(deployed(pixels))
+            expected = _in_batches(lambda part: _arrays(deployed(part)), pixels)
         try:
             content, answers = (_onnx if out.suffix == ".onnx" else _pt2)(deployed, pixels, _facts(model, pixels))
         except TreeringError:
@@ -88,6 +87,19 @@ def export(model: Model, out: Path) -> float:
     except OSError as error:
         raise TreeringError(files.why(out, error)) from None
     return difference
+
+
+def _compared_on(model: Model) -> Tensor:
+    """Return images that the model keeps as its network sees them, N x C x H x W, or noise if it keeps none."""
+    method = model.method
+    kept: list[Tensor] = [*method.memory.exemplars.values(), *model.held_out.values()]
+    images = [image for part in kept for image in part.cpu()]
+    seen = math.prod(input_shape(method.recipe, model.image_shape)[1:])
+    count = min(CHECKED, max(2, CHECKED_PIXELS // seen))
+    seeded = torch.Generator().manual_seed(0)
+    noise = (torch.randint(256, model.image_shape, generator=seeded, dtype=torch.uint8) for _ in range(count))
+    checked = images[:: max(1, len(images) // count)] or noise  # some of every class
+    return torch.cat([method.plain(image[None]) for image in checked]).float()
 
 
 def require_name(out: Path) -> None:
@@ -161,7 +173,7 @@ def _onnx(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[b
     onnx.checker.check_model(graph)
     content = graph.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return content, _in_two_batches(lambda part: session.run(None, {"images": part.numpy()}), pixels)
+    return content, _in_batches(lambda part: session.run(None, {"images": part.numpy()}), pixels)
 
 
 def _pt2(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[bytes, list[np.ndarray]]:
@@ -171,12 +183,13 @@ def _pt2(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[by
         torch.export.save(_program(deployed, pixels), buffer, extra_files=facts)
     loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     with torch.no_grad():
-        return buffer.getvalue(), _in_two_batches(lambda part: _arrays(loaded(part)), pixels)
+        return buffer.getvalue(), _in_batches(lambda part: _arrays(loaded(part)), pixels)
 
 
-def _in_two_batches(ask: Callable[[Tensor], Sequence[np.ndarray]], pixels: Tensor) -> list[np.ndarray]:
-    """Return the answers for batches of two sizes, so that a fixed batch size would be noticed."""
-    parts = [ask(part) for part in (pixels[:1], pixels[1:]) if len(part)]
+def _in_batches(ask: Callable[[Tensor], Sequence[np.ndarray]], pixels: Tensor) -> list[np.ndarray]:
+    """Return the answers for batches of two sizes at least, so that a fixed batch size would be noticed."""
+    at_once = max(2, BATCH_PIXELS // pixels.shape[2:].numel())
+    parts = [ask(part) for part in (pixels[:1], *pixels[1:].split(at_once)) if len(part)]
     return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
 
 
