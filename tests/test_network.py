@@ -256,6 +256,21 @@ def test_more_images_than_a_batch_keep_their_order():
     assert torch.equal(network.predict_features(images), images.flatten(1).float())
 
 
+@pytest.mark.parametrize(("side", "most"), [(8, 40), (256, 16), (512, 4), (1024, 1)])
+def test_large_images_are_predicted_one_by_one(side: int, most: int):
+    passed: list[int] = []
+
+    class Counted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            passed.append(len(x))
+            return x[:, :, 0, 0]
+
+    network = IncrementalNetwork(Counted(), 1, torch.zeros(1, 1, 1), 1.0)
+    network.predict_features(torch.zeros(40, 1, 1, 1, dtype=torch.uint8).expand(40, 1, side, side))
+    assert max(passed) == most
+    assert sum(passed) == 40
+
+
 def test_compiled_code_does_not_depend_on_the_number_of_heads():
     counter = CompileCounter()
     torch.compiler.reset()

@@ -38,8 +38,8 @@ from treering.storage.tensors import Spec
 
 logger = words.logger(__name__)
 
-MOST_PIXELS = 2**22
-"""The most pixels of what a network sees: 2048 x 2048."""
+MOST_PIXELS = 2**20
+"""The most pixels of what a network sees: 1024 x 1024, as for the largest photos that the command line offers."""
 
 
 @dataclass

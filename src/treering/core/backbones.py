@@ -230,6 +230,8 @@ def _torchvision(name: str, pretrained: bool) -> nn.Module:
     return Pretrained(network, IMAGENET_MEAN, IMAGENET_DEVIATION)
 
 
+PROBED_SIDE = 64
+"""The longest side of the blank images that pass through a network that takes images of any size."""
 NO_SIZE_YET = "the backbone has layers without a size yet: pass a batch of images through it first"
 """The error of lazy layers, whose parameters torch makes too late for training to find them."""
 LIBRARIES: dict[str, Callable[[str, bool], nn.Module]] = {"timm": _timm, "torchvision": _torchvision}
@@ -311,19 +313,22 @@ def copied(module: nn.Module) -> nn.Module:
 def probe(module: nn.Module, image_shape: Sequence[int]) -> tuple[int, bool]:
     """Pass blank images of `image_shape` (C, H, W) through a copy of `module`, in both its modes.
 
-    Return D, the number of features, and whether the module draws from torch's own generators, as dropout does.
+    Networks that take any size get small ones. Return D, the number of features, and whether the module draws from
+    torch's own generators, as dropout does.
     """
     kinds = {part.dtype for part in module.parameters() if part.requires_grad} - {torch.float32}
     if kinds:
         raise TreeringError(f"the backbone has weights of {kinds.pop()}: convert them to torch.float32")
     sizes = []
+    any_size = isinstance(module, ResNet) or isinstance(getattr(module, "network", None), _PooledFeatures)
+    height, width = (min(side, PROBED_SIDE) if any_size else side for side in image_shape[1:])
     with randomness.borrowed():
         before = torch.get_rng_state()
         for images, training in ((2, True), (2, False), (1, False)):  # a batch of training has 2 images or more
             tried = copy.deepcopy(module).train(training)
             try:
                 with torch.no_grad():
-                    out = tried(torch.zeros(images, *image_shape))
+                    out = tried(torch.zeros(images, image_shape[0], height, width))
             except Exception as error:  # a user's module may raise anything
                 raise TreeringError(
                     f"the backbone fails on images of shape {tuple(image_shape)}: {first_line(error)}"

@@ -19,6 +19,8 @@ from treering.core.engine import Engine
 
 BATCH_IMAGES = {"cpu": 512, "cuda": 4096}
 """How many images of 32 x 32 pixels are predicted at once: few bound the memory, many cost a GPU fewer launches."""
+FEW_IMAGES, FEW_PIXELS = 16, 16 * 256 * 256
+"""A batch may be larger than that while it has at most so many images and pixels; larger images come one by one."""
 SPARE_LOGIT = -1e4
 """The logit of a spare column: its softmax is exactly 0, and unlike infinity it makes no NaN."""
 
@@ -176,7 +178,8 @@ class IncrementalNetwork(nn.Module):
     @torch.no_grad()
     def _in_batches(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         most = BATCH_IMAGES.get(self.device.type, BATCH_IMAGES["cpu"])
-        batch_size = min(most, max(16, most * 32 * 32 // images.shape[2:].numel()))
+        pixels = images.shape[2:].numel()
+        batch_size = min(most, max(1, most * 32 * 32 // pixels, min(FEW_IMAGES, FEW_PIXELS // pixels)))
         training = self.training
         self.eval()
         try:
