@@ -519,20 +519,23 @@ def test_a_module_that_cannot_be_copied_or_has_no_sizes_yet_is_one_line():
 @pytest.mark.parametrize("layer", ["fc", "classifier", "head", "heads"])
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_a_network_of_torchvision(monkeypatch: pytest.MonkeyPatch, layer: str, pretrained: bool):
+    """A network for another task is never built: it would fetch weights from the internet even with weights=None."""
+    built: list[str] = []
+
     def get_model(name: str, weights: str | None) -> Fake:
-        if name != "tiny_net":
-            raise ValueError(f"Unknown model {name}")
+        built.append(name)
         return Fake(layer, weights=weights)
 
     torchvision = ModuleType("torchvision")
-    torchvision.models = SimpleNamespace(get_model=get_model)
+    torchvision.models = SimpleNamespace(get_model=get_model, list_models=lambda module: ["tiny_net"])
     monkeypatch.setitem(sys.modules, "torchvision", torchvision)
     network = backbones.build("torchvision:tiny_net", 3, seed=0, pretrained=pretrained)
     assert network.network.settings == {"weights": "DEFAULT" if pretrained else None}
     assert network.pixel_mean == backbones.IMAGENET_MEAN
     assert backbones.probe(network, (3, 8, 8)) == (5, False), "features, not classes"
-    with pytest.raises(TreeringError, match="torchvision cannot make the backbone other: Unknown model other"):
-        backbones.build("torchvision:other", 3, seed=0)
+    with pytest.raises(TreeringError, match="torchvision cannot make the backbone fcn_net: it has no such network"):
+        backbones.build("torchvision:fcn_net", 3, seed=0)
+    assert built == ["tiny_net"]
 
 
 def test_a_library_that_nobody_knows_is_an_unknown_backbone():

@@ -223,6 +223,8 @@ def _torchvision(name: str, pretrained: bool) -> nn.Module:
     except (ImportError, RuntimeError):
         needed = {"package": "torchvision", "install": "torchvision"}
         raise TreeringError(WITHOUT_PACKAGE.format(name=f"torchvision:{name}", **needed)) from None
+    if name.lower() not in torchvision.models.list_models(module=torchvision.models):
+        raise ValueError("it has no such network for classification")  # others fetch weights whatever they are told
     network = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None)
     for layer in ("fc", "classifier", "head", "heads"):
         if hasattr(network, layer):
