@@ -20,6 +20,8 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 NOT_MEASURED = "·"
 MOST_ROWS = 200
 """The most classes in the picture: the page is then about 9,000 pixels tall."""
+MOST_STEPS = 200
+"""The most steps in the picture, the last ones."""
 ROW = 0.32
 """The height of a class in the picture, in inches."""
 
@@ -31,25 +33,29 @@ class Course:
     name: str
     first: int
     """The number of the step that brought the class."""
-    counts: list[tuple[int, int] | None]
-    """After each step from then on: how many of the class's images were right and how many there were, if any."""
+    counts: dict[int, tuple[int, int]]
+    """By the number of a step that measured the class: how many of its images were right and how many there were."""
+    steps: int
+    """The number of the last step."""
 
-    def percents(self) -> list[float | None]:
-        """Return the accuracy after each step, in percent."""
-        return [100 * count[0] / count[1] if count else None for count in self.counts]
+    def letters(self, begin: int = 1) -> str:
+        """Return a letter for each step from `begin` on, as tall as the accuracy, and a space before the class came."""
+        steps = range(begin, self.steps + 1)
+        return "".join(self._letter(number) if number >= self.first else " " for number in steps)
 
-    def letters(self) -> str:
-        """Return a letter for each step, as tall as the accuracy."""
-        eighths = [None if value is None else min(int(value * 8 / 100), 7) for value in self.percents()]
-        return "".join(NOT_MEASURED if eighth is None else BLOCKS[eighth] for eighth in eighths)
+    def _letter(self, step: int) -> str:
+        if step not in self.counts:
+            return NOT_MEASURED
+        right, images = self.counts[step]
+        return BLOCKS[min(right * 8 // images, 7)]
 
     def last(self) -> tuple[int, int] | None:
         """Return how many images were right, and how many there were, when the class was measured last."""
-        return next((count for count in reversed(self.counts) if count), None)
+        return self.counts[max(self.counts)] if self.counts else None
 
     def fall(self) -> tuple[float, float] | None:
         """Return the best accuracy and the last one, if the class has lost more than chance explains."""
-        measured = [count for count in self.counts if count]
+        measured = [self.counts[step] for step in sorted(self.counts)]
         if len(measured) < 2:
             return None
         best = max(measured[:-1], key=lambda count: count[0] / count[1])
@@ -59,14 +65,20 @@ class Course:
 
 def courses(steps: Sequence[Mapping[str, Any]]) -> list[Course]:
     """Return the course of each class that a step of this history has measured, in the order in which they came."""
-    parts = [(step.get("accuracy") or {}).get("classes") or {} for step in steps]
-    found = []
-    for number, step in enumerate(steps):
+    measured: dict[str, dict[int, tuple[int, int]]] = {}
+    for number, step in enumerate(steps, 1):
+        for name, (right, images) in ((step.get("accuracy") or {}).get("classes") or {}).items():
+            if images:
+                measured.setdefault(name, {})[number] = right, images
+    first: dict[str, int] = {}
+    for number, step in enumerate(steps, 1):
         for name in map(str, step["new_classes"]):
-            pairs = [part.get(name) for part in parts[number:]]
-            counts = [(pair[0], pair[1]) if pair and pair[1] else None for pair in pairs]
-            if any(counts):
-                found.append(Course(name, number + 1, counts))
+            first.setdefault(name, number)
+    found = []
+    for name, came in first.items():
+        counts = {number: count for number, count in measured.get(name, {}).items() if number >= came}
+        if counts:
+            found.append(Course(name, came, counts, len(steps)))
     return found
 
 
@@ -78,16 +90,18 @@ def draw(found: Sequence[Course], picture: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = found[:MOST_ROWS]
-    last = max(course.first + len(course.counts) for course in rows) - 1
+    last = rows[0].steps
+    begin = max(1, last - MOST_STEPS + 1)
     figure = Figure(figsize=(8.0, 1.1 + ROW * len(rows)), layout="constrained")
     axes = figure.subplots()
     for row, course in enumerate(rows):
-        _draw_row(axes, course, -row)
+        _draw_row(axes, course, -row, begin)
     names = [short_name(course.name) for course in rows]
     axes.set_yticks([0.4 - row for row in range(len(rows))], names, size=9)
-    axes.set(xlim=(0.5, last + 0.5), ylim=(0.9 - len(rows), 1.0), xlabel="step")
-    axes.set_xticks(range(1, last + 1, -(-last // 20)))
+    axes.set(xlim=(begin - 0.5, last + 0.5), ylim=(0.9 - len(rows), 1.0), xlabel="step")
+    axes.set_xticks(range(begin, last + 1, -(-(last + 1 - begin) // 20)))
     more = f", the first {MOST_ROWS} of {len(found)}" if len(found) > MOST_ROWS else ""
+    more += f", the last {MOST_STEPS} of {last:,} steps" if begin > 1 else ""
     axes.set_title(f"Accuracy of each class, from 0 to 100 %{more}; those that fell are red", size=10, loc="left")
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
@@ -96,13 +110,14 @@ def draw(found: Sequence[Course], picture: Path) -> None:
         files.write_picture(picture, lambda stream: figure.savefig(stream, dpi=140, format="png"))
 
 
-def _draw_row(axes: Any, course: Course, base: int) -> None:
-    """Draw a class between the heights `base` and `base` + 0.8."""
+def _draw_row(axes: Any, course: Course, base: int, begin: int) -> None:
+    """Draw a class between the heights `base` and `base` + 0.8, in the steps from `begin` on."""
     colour = "tab:red" if course.fall() else "tab:blue"
     axes.axhspan(base, base + 0.8, color="0.96", zorder=0)
-    steps = np.arange(course.first, course.first + len(course.counts))
-    heights = np.array([np.nan if value is None else value for value in course.percents()])
-    ranges = np.array([interval(100 * c[0] / c[1], c[1]) if c else (np.nan, np.nan) for c in course.counts]).T
+    steps = np.arange(max(begin, course.first), course.steps + 1)
+    counts = [course.counts.get(int(step)) for step in steps]
+    heights = np.array([100 * count[0] / count[1] if count else np.nan for count in counts])
+    ranges = np.array([interval(100 * c[0] / c[1], c[1]) if c else (np.nan, np.nan) for c in counts]).T
     low, high = base + 0.8 * ranges / 100
     axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
     axes.vlines(steps, low, high, color=colour, alpha=0.35, linewidth=1.5)

@@ -21,7 +21,7 @@ from treering.terminal import Table, Terminal
 from treering.words import counted, duration, shown
 
 MOST_STEPS = 40
-"""The most steps whose accuracies are printed, the last ones."""
+"""The most steps that are printed, the last ones."""
 MOST_LINES = 100
 """The most lines that are printed of a list; the rest are counted."""
 
@@ -157,13 +157,17 @@ class Printer(Terminal):
     def overview(self, overview: Overview) -> None:
         """Print a model's steps, memory, sizes and settings."""
         table = Table("step", "learnt", "new classes", "images", "accuracy then")
-        for record in overview.steps:
+        for record in overview.steps[-MOST_STEPS:]:
             accuracy = (record.get("accuracy") or {}).get("all")
-            names = ", ".join(shown(str(name)) for name in record["new_classes"])
+            new = record["new_classes"]
+            names = ", ".join(shown(str(name)) for name in new[:MOST_LINES])
+            names += f" and {len(new) - MOST_LINES} more" if len(new) > MOST_LINES else ""
             images = sum(count for _, count in record["images"])
             said = "" if accuracy is None else f"{accuracy:.1f} %"
             learnt = f"{datetime.fromisoformat(record['time']).astimezone():%Y-%m-%d %H:%M}"  # local time
             table.add_row(str(record["step"]), learnt, names, str(images), said)
+        if len(overview.steps) > MOST_STEPS:
+            self.line(f"The last {MOST_STEPS} of {len(overview.steps)} steps:")
         self.table(table)
         self.courses(accuracies.courses(overview.steps))
         recipe, kept, held_out = overview.recipe, overview.memory, overview.held_out
@@ -188,8 +192,8 @@ class Printer(Terminal):
             right, images = course.last() or (0, 0)
             fall = course.fall()
             mark = f"fallen from {fall[0]:.0f} % to {fall[1]:.0f} %" if fall else ""
-            indent = " " * (course.first - 1)  # so that a column of letters is one step
-            table.add_row(shown(course.name), (indent + course.letters())[-MOST_STEPS:], f"{right} of {images}", mark)
+            letters = course.letters(max(1, course.steps - MOST_STEPS + 1))  # a column of letters is one step
+            table.add_row(shown(course.name), letters, f"{right} of {images}", mark)
         self.table(table)
         if len(courses) > MOST_LINES:
             self.line(f"… and {len(courses) - MOST_LINES} more classes")
