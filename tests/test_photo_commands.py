@@ -12,6 +12,7 @@ import tracemalloc
 from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -544,6 +545,17 @@ def test_info_says_that_a_step_was_interrupted(place: Path) -> None:
         assert sum(overview.of(place / "model").bytes_by_kind.values()) == on_disk
     finally:
         (place / "model" / ".learning").unlink()
+
+
+def test_the_gallery_of_many_classes_is_no_larger_than_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "MOST_ROWS", 3)
+    heights = []
+    for count in (2, 3, 4, 500):
+        learner: Any = SimpleNamespace(exemplars_={f"c{row}": np.zeros((1, 8, 8, 3), np.uint8) for row in range(count)})
+        overview.draw_gallery(learner, tmp_path / "gallery.png")
+        with Image.open(tmp_path / "gallery.png") as page:
+            heights.append(page.height)
+    assert heights[0] < heights[1] < heights[2] == heights[3], "a last row says how many more there are"
 
 
 def test_the_gallery_shows_every_exemplar_in_a_row_of_its_class(place: Path, learner: Learner, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ THUMBNAIL, GAP, NAME_WIDTH = 72, 4, 190
 """The sizes in the gallery, in pixels."""
 MOST_EXEMPLARS = 40
 """The most exemplars of a class in the gallery; the others are counted."""
+MOST_ROWS = 200
+"""The most classes in the gallery, which is then about 15,000 pixels tall; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,14 @@ def _read(folder: Folder, manifest: Manifest) -> Overview:
 
 
 def draw_gallery(learner: Learner, picture: Path) -> None:
-    """Draw the exemplars of each class, best first, with one row per class."""
-    rows = [(shown(str(name)), ranked) for name, ranked in learner.exemplars_.items()]
+    """Draw the exemplars of each class, best first, with one row per class and a last one if there are more classes."""
+    kept = learner.exemplars_
+    rows = [(shown(str(name)), ranked) for name, ranked in itertools.islice(kept.items(), MOST_ROWS)]
     if not rows:
         raise TreeringError("the model keeps no exemplars to draw")
     cell = THUMBNAIL + GAP
     width = NAME_WIDTH + cell * min(max(len(ranked) for _, ranked in rows), MOST_EXEMPLARS + 1) + GAP
-    page = Image.new("RGB", (width, cell * len(rows) + GAP), "white")
+    page = Image.new("RGB", (width, cell * (len(rows) + (len(kept) > MOST_ROWS)) + GAP), "white")
     draw, font = ImageDraw.Draw(page), ImageFont.load_default(15)
     for row, (name, ranked) in enumerate(rows):
         top = GAP + row * cell
@@ -91,4 +95,6 @@ def draw_gallery(learner: Learner, picture: Path) -> None:
         if len(ranked) > MOST_EXEMPLARS:
             more = f"and {len(ranked) - MOST_EXEMPLARS}"
             draw.text((NAME_WIDTH + MOST_EXEMPLARS * cell, top + THUMBNAIL // 2), more, "black", font, anchor="lm")
+    if len(kept) > MOST_ROWS:
+        draw.text((GAP, cell * len(rows) + cell // 2), f"and {len(kept) - MOST_ROWS} more", "black", font, anchor="lm")
     files.write_picture(picture, lambda stream: page.save(stream, "PNG"))
