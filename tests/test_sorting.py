@@ -252,3 +252,20 @@ def test_a_name_that_another_program_takes_meanwhile_is_not_overwritten(
     assert sorter.copy(photo, "sea") == Copy(tmp_path / "sorted/sea/a-2.png", is_new=True)
     assert (tmp_path / "sorted/sea/a.png").read_bytes() == b"of another program"
     assert (tmp_path / "sorted/sea/a-2.png").read_bytes() == photo.read_bytes()
+
+
+@pytest.mark.parametrize("at", [0, 2**20 - 1, 2**20, 3 * 2**20])
+def test_large_photos_are_compared_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """A copy that is there already is told from another photo of its size, without a second photo in memory."""
+    photo, sorter = tmp_path / "a.png", Sorter(tmp_path / "sorted", [])
+    photo.write_bytes(bytes(3 * 2**20 + 1))
+    assert sorter.copy(photo, "sea").is_new
+    read: list[Path] = []
+    whole = files.read
+    monkeypatch.setattr(files, "read", lambda file, *rest: read.append(file) or whole(file, *rest))
+    assert sorter.copy(photo, "sea") == Copy(tmp_path / "sorted/sea/a.png", is_new=False)
+    assert read == [photo]
+    changed = bytearray(photo.read_bytes())
+    changed[at] = 1
+    photo.write_bytes(changed)
+    assert sorter.copy(photo, "sea") == Copy(tmp_path / "sorted/sea/a-2.png", is_new=True)

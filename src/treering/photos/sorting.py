@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from treering.runtime import files
 
 LARGEST_PHOTO = 2**30
 """The most bytes of a photo that is copied."""
+PIECE = 2**20
+"""How many bytes of two files are compared at once."""
 LONGEST_NAME = 100
 """The most letters of a folder's name that come from the class."""
 PRIVATE = 0o700
@@ -89,9 +90,10 @@ def folder_name(class_name: str) -> str:
 def _is_equal(file: Path, content: bytes) -> bool:
     """Return whether a regular file with this content is there."""
     try:
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size != len(content):
-            return False
-        return files.read(file, LARGEST_PHOTO) == content
+        with os.fdopen(files.opened(file), "rb") as stream:
+            if os.fstat(stream.fileno()).st_size != len(content):
+                return False
+            parts = (content[start : start + PIECE] for start in range(0, len(content), PIECE))
+            return all(stream.read(len(part)) == part for part in parts)
     except OSError:
         return False
