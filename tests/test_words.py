@@ -6,14 +6,17 @@ import io
 import logging
 import re
 import sys
+import time
 import unicodedata
 import warnings
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from treering.errors import nearest
 from treering.terminal import Bars, Table, Terminal, print_error, show_warnings
 from treering.words import MESSAGE, shown
 
@@ -114,3 +117,16 @@ def test_errors_and_warnings_are_one_harmless_line(
     lines = said.err.splitlines()
     assert len(lines) == 3
     assert all(plain(line).startswith(r"treering: a\x00\x07\x1b[31m") for line in lines)
+
+
+def test_a_wrong_name_among_very_many_costs_no_more_than_among_some() -> None:
+    """Any two of these names are as slow to compare as names can be."""
+    generator = np.random.RandomState(0)
+    alike = ["".join(generator.choice(["a", "b"], 60)) for _ in range(500)] * 600
+    start = time.process_time()
+    assert len(nearest("ab" * 5000, alike)) < 5000
+    nearest("".join(generator.choice(["a", "b"], 60)), alike)
+    assert time.process_time() - start < 8
+    assert nearest("ct", ["cat", *alike]) == "did you mean cat?"
+    assert nearest("x", map(str, range(100))).endswith(", 48, 49 and 50 more")
+    assert nearest("x", ["one", "two"], "run.") == "known: run.one, run.two"

@@ -21,6 +21,10 @@ class TreeringError(ValueError):
         super().__init__(shown(message, MESSAGE))
 
 
+MOST_COMPARED, LONGEST_COMPARED = 2000, 60
+"""The most names that a wrong one is compared with, and their most letters: more would take seconds."""
+MOST_LISTED = 50
+"""The most names that an error lists; the rest are counted."""
 OUT_OF_MEMORY = "out of memory: close other programs and try again"
 
 
@@ -46,7 +50,11 @@ def look_up(table: Mapping[str, Entry], name: str, what: str) -> Entry:
 
 
 def nearest(name: str, valid: Iterable[str], prefix: str = "") -> str:
-    """Return a hint for a wrong name: the nearest valid name or, if none is near, all of them."""
+    """Return a hint for a wrong name: the nearest valid name or, if none is near, the first of them."""
     names = list(valid)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(prefix + valid for valid in names)}"
+    alike = [valid for valid in names[:MOST_COMPARED] if len(valid) <= LONGEST_COMPARED]
+    near = difflib.get_close_matches(name[:LONGEST_COMPARED], alike, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {prefix}{near[0]}?"
+    more = f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""
+    return f"known: {', '.join(prefix + valid for valid in names[:MOST_LISTED])}{more}"
