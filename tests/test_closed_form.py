@@ -79,6 +79,14 @@ def test_a_matrix_that_torch_gives_up_on_is_solved_all_the_same(monkeypatch: pyt
     assert torch.allclose(found.left_out, wanted.left_out, atol=1e-9)
 
 
+def test_without_images_at_hand_a_hundred_thousand_classes_take_no_product_of_all_pairs() -> None:
+    classes = 100_000  # pairs of them would be 80 GB
+    sums = Statistics(torch.eye(3).double(), torch.ones(classes, 3).double(), torch.ones(classes).double())
+    solution = solve(sums, torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
+    assert solution.left_out.shape == (0, classes)
+    assert solution.weight.shape == (classes, 3)
+
+
 def test_the_order_of_steps_makes_no_difference() -> None:
     x_ND, labels_N = features_of([0, 1, 2, 3] * 8, 6, 3)
     at_once = statistics_of(x_ND, labels_N, 4)

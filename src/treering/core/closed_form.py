@@ -244,6 +244,8 @@ def _left_out(
     Without image x of class y with n images, the mean m of y becomes m - d / (n - 1) with d = x - m, and the scatter
     loses n / (n - 1) times the outer product of d with itself. `products` below are with the inverse in between.
     """
+    if not len(labels_N):  # the products below are classes x classes
+        return x_ND.new_zeros(0, len(means_CD))
     own = torch.arange(len(labels_N), device=labels_N.device), labels_N
     inverse_D, counts_N = 1 / (values_D + penalty), statistics.counts[labels_N]
     rest_N = (counts_N - 1).clamp_min(1)
