@@ -27,6 +27,7 @@ from treering.data.stream import ResidentImages
 from treering.experiments import run as runner
 from treering.experiments.result import run_name
 from treering.experiments.run import StreamRun
+from treering.methods import gem as gem_module
 from treering.methods.base import Step
 from treering.methods.gem import GEM, projection
 from treering.recipe import Run, ready_names
@@ -389,6 +390,14 @@ def test_a_task_with_fewer_images_than_its_share_repeats_them_and_stores_no_more
     first, third = [*kept(stored[0]), *kept(stored[1])], [*kept(stored[3]), *kept(stored[4])]
     assert kept(episodes.images) == [*first, *first[:2], *kept(stored[2]), *third, *third, third[0]]
     assert episodes.targets.shape == (15, 5)
+
+
+def test_a_memory_of_absurd_size_is_not_filled_with_copies() -> None:
+    method = gem(size=10**15, training=UNTRAINED)
+    for number, (labels, new) in enumerate([([0, 1, 1], 2), ([2] * 4, 1)]):
+        method.learn_step(step_of(labels, new, seed=number))
+    method.episodes.replace(method._by_task(), 10**15)
+    assert method.episodes.image_passes == 2 * gem_module.MOST_REPEATED
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Recipe
 from treering.runtime import pixels
 
+MOST_REPEATED = 512
+"""The most images for which a task repeats its own: more memory than that is never filled with copies."""
 MARGIN = 0.5
 """The least weight of each earlier task in a projection: it favours earlier tasks beyond what the constraint asks."""
 
@@ -116,7 +118,11 @@ class EpisodicMemory:
         return self.__dict__ | {"_update": None, "_images": self._room(0)}
 
     def replace(self, tasks: Sequence[tuple[Tensor, Tensor]], size: int) -> None:
-        """Hold `size` images and labels of each of these tasks instead; a task that has fewer repeats them."""
+        """Hold `size` images and labels of each of these tasks instead; a task that has fewer repeats them.
+
+        Where `size` is above `MOST_REPEATED`, it is no more than that or than the images of the largest task.
+        """
+        size = min(size, max([MOST_REPEATED, *(len(labels) for _, labels in tasks)]))
         self._size, self._images = size, self._room(0)
         if tasks:
             turns = torch.arange(size, device=self.network.device)
