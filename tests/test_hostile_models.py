@@ -317,6 +317,8 @@ VALUES: list[tuple[Callable[[Json], None], str]] = [
     (changed("resnet18", "recipe", "backbone"), "do not fit"),
     (changed(9000, "recipe", "augmentation", "crop_size"), "pixels"),
     (changed(1025, "recipe", "augmentation", "crop_size"), "1025 x 1025 pixels, which are too many"),
+    (changed(3000, "recipe", "augmentation", "padding"), "padding"),
+    (changed(2**62, "recipe", "training", "epochs"), "epochs"),
     (changed(1000, "recipe", "augmentation", "crop_size"), "too small for its model"),
     (changed(10**9, "recipe", "augmentation", "crop_size"), "crop_size"),
     (changed(10**400, "recipe", "memory", "size"), "size"),

@@ -56,7 +56,7 @@ def test_settings_can_be_changed_one_by_one_and_by_section() -> None:
         ({"recipe__training__epoch": 3}, "unknown setting training.epoch; did you mean training.epochs?"),
         ({"recipe__trainin__epochs": 3}, "unknown setting trainin; did you mean training?"),
         ({"recipe__method__epochs": 3}, "unknown setting method.epochs"),
-        ({"recipe__training__epochs": -1}, "training.epochs must be 0 or more, not -1"),
+        ({"recipe__training__epochs": -1}, "training.epochs must be from 0 to 1,000,000, not -1"),
         ({"recipe__training__epochs": "many"}, "epochs must be a whole number"),
         ({"sed": 3}, "unknown parameter sed; did you mean seed?"),
     ],

@@ -380,6 +380,7 @@ def test_a_wrong_setting_in_a_file_is_an_error_that_names_file_and_setting(tmp_p
         (lambda: Optimizer(decay="l2"), "decay must be one of"),
         (lambda: Augmentation(kind="twelve-fold"), "kind must be one of"),
         (lambda: Augmentation(contrast=(1.8, 0.2)), "contrast must be a range"),
+        (lambda: Schedule(2**62, 0.1), f"epochs must be from 0 to 1,000,000, not {2**62}"),
         (lambda: Schedule(2.5, 0.1), "epochs must be a whole number, not 2.5"),
         (lambda: Schedule(2, 0.1, (-3,)), "drop_at must hold epochs from 0 on"),
         (lambda: Recipe(temperature="2"), "temperature must be a number, not '2'"),

@@ -25,7 +25,7 @@ from treering.core.trainer import InFlight, restore_generator
 from treering.errors import TreeringError, is_out_of_memory
 from treering.images import arrays
 from treering.methods.base import Method, Step
-from treering.recipe import Budget, Recipe
+from treering.recipe import Augmentation, Budget, Recipe
 from treering.runtime.pixels import Images, digests
 from treering.session import own_precision
 from treering.storage import check as checks
@@ -64,6 +64,7 @@ class Model:
                 f"images of {height} x {width} pixels are too large for a network: give smaller ones, "
                 f"of {MOST_PIXELS:,} pixels at most"
             )
+        _require_padding(self.method.recipe, self.image_shape)
 
     def sorted_columns(self) -> list[int]:
         """Return the columns of the classes in the order in which users see them."""
@@ -233,10 +234,17 @@ def recipe_of(folder: Folder, manifest: Manifest) -> Recipe:
         recipe = Recipe.from_dict(manifest.recipe)
         _, height, width = input_shape(recipe, manifest.image_shape)
         require(height * width <= MOST_PIXELS, f"its network sees {height} x {width} pixels, which are too many")
+        _require_padding(recipe, manifest.image_shape)
         methods.find(recipe.method).check(recipe)
     except TreeringError as error:
         raise TreeringError(f"the recipe in {folder.path / NAME} is of no model: {error}") from None
     return recipe
+
+
+def _require_padding(recipe: Recipe, image_shape: Sequence[int]) -> None:
+    """Raise if images would be padded by more than their side, which takes memory and teaches nothing."""
+    most, padding = max(*image_shape[1:], Augmentation.padding), recipe.augmentation.padding
+    require(padding <= most, f"augmentation.padding must be at most {most} for these images, not {padding}")
 
 
 def input_shape(recipe: Recipe, image_shape: Sequence[int]) -> tuple[int, ...]:

@@ -29,6 +29,8 @@ LONGEST_SIDE = 10_000
 """The longest side of images, in pixels."""
 MOST_OUTPUTS = 100_000
 """The most outputs that a network may have from the start."""
+MOST_EPOCHS = 1_000_000
+"""The most epochs of a stage."""
 FEWEST_EPOCHS = 3
 """A stage whose number of images is bounded has so many epochs or none."""
 MOST_ORDERS = 10**9
@@ -110,7 +112,7 @@ class Schedule(Settings):
 
     def _check_ranges(self) -> None:
         require(self.most_images >= 0, f"most_images must be 0 or more, not {self.most_images}")
-        require(self.epochs >= 0, f"epochs must be 0 or more, not {self.epochs}")
+        require(0 <= self.epochs <= MOST_EPOCHS, f"epochs must be from 0 to {MOST_EPOCHS:,}, not {self.epochs}")
         require(self.lr > 0, f"lr must be above 0, not {self.lr}")
         require(min(self.drop_at, default=0) >= 0, f"drop_at must hold epochs from 0 on, not {self.drop_at}")
         require(self.drop_factor > 0, f"drop_factor must be above 0, not {self.drop_factor}")
