@@ -304,6 +304,13 @@ def test_a_file_that_is_too_large_is_one_line(place: Path, monkeypatch: pytest.M
     command("predict", place / "model.onnx", place / "test").refused("cannot read", "more than 1,000 bytes")
 
 
+@pytest.mark.parametrize("size", [0, 10**6, 10**8, exported.MOST_BYTES])
+def test_a_file_and_its_process_take_two_gibibytes_at_most(size: int) -> None:
+    memory = onnx_process._memory_for(size)
+    assert memory + size <= 2**31
+    assert memory >= 2**30 + size, "enough to read the largest files, which takes three times their size"
+
+
 def test_a_graph_of_too_many_operations_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_file, "MOST_NODES", 3)
     command("predict", place / "model.onnx", place / "test").refused("more than 3 operations")

@@ -20,7 +20,7 @@ from treering.photos.onnx_process import Process
 from treering.prediction import LONGEST_SIDE, Teller
 from treering.runtime import files
 
-MOST_BYTES = 2**30
+MOST_BYTES = 3 * 2**27
 """The largest file that is read."""
 MOST_FACTS = 2**24
 """The most bytes of what the file says of itself."""

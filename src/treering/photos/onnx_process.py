@@ -20,7 +20,9 @@ from treering.errors import TreeringError
 SECONDS = 6.0
 """The most seconds for reading the graph and the first answer together, and for each answer that follows."""
 MOST_MEMORY = 3 * 2**29
-"""The most bytes that the process may take, and several times the file's size besides."""
+"""The most bytes that the process may take, and several times the file's size besides, up to `MOST_IN_ALL`."""
+MOST_IN_ALL = 2**31
+"""The most bytes of the process and of the file's content, which whoever asks holds meanwhile."""
 COPIES = 4
 """How many copies of the file's weights onnxruntime may need."""
 SIZE = struct.Struct("<Q")
@@ -33,7 +35,7 @@ class Process:
     """The process that computes what a file's graph answers."""
 
     def __init__(self, content: bytes, shape: Sequence[int], threads: int | None) -> None:
-        settings = {"seconds": SECONDS, "bytes": MOST_MEMORY + COPIES * len(content), "shape": list(shape)}
+        settings = {"seconds": SECONDS, "bytes": _memory_for(len(content)), "shape": list(shape)}
         worker = Path(__file__).with_name("onnx_worker.py")
         try:
             self._process = subprocess.Popen(
@@ -75,6 +77,11 @@ class Process:
         if self._process.wait() == 1:
             raise TreeringError(f"it takes more than {SECONDS:g} seconds")
         raise TreeringError("onnxruntime has ended, since it needs too much memory or meets an error of its own")
+
+
+def _memory_for(size: int) -> int:
+    """Return the most bytes that the process may take for a file of this size."""
+    return min(MOST_MEMORY + COPIES * size, MOST_IN_ALL - size)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
