@@ -837,6 +837,32 @@ def test_black_images_that_would_take_gigabytes_are_refused(
         Learner.load(path, device="cpu")
 
 
+@pytest.mark.parametrize("kind", ["memory", "held_out"])
+def test_an_image_that_is_listed_twice_is_refused(path: Path, models: Models, kind: str) -> None:
+    manifest = manifest_of(path)
+    ranked = next(ranked for ranked in manifest["files"][kind] if ranked)
+    ranked.append(ranked[-1])
+    reseal(path, manifest)
+    all_refused(path, models, "manifest.json describes no model", f"files.{kind}[", "another rank")
+
+
+def test_images_of_one_content_count_once_whatever_their_names(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = manifest_of(path)
+    (path / manifest["files"]["memory"][0][0]["name"]).replace(path / "image")
+    entry = dict(manifest["files"]["memory"][0][0])
+    begin, _, end = entry["name"].rpartition("/0000-")
+    copies = [entry | {"name": f"{begin}/{rank:04d}-{end}"} for rank in range(300)]
+    for copy in copies:
+        (path / copy["name"]).unlink(missing_ok=True)
+        (path / copy["name"]).hardlink_to(path / "image")
+    manifest["files"]["memory"][0] = copies
+    reseal(path, manifest)
+    monkeypatch.setattr(model_folder, "ALWAYS_HELD", 20 * 20 * 3)
+    monkeypatch.setattr(model_folder, "MOST_HELD", 8)
+    with pytest.raises(TreeringError, match=r"images that would take .* bytes, far more than their files"):
+        Learner.load(path, device="cpu")
+
+
 def test_a_history_of_values_without_end_is_refused(path: Path, models: Models) -> None:
     lines = place_of(path, "history").read_bytes().splitlines(keepends=True)
     with_values = [line.rstrip()[:-1] + b', "x": [' + b"[]," * 3_000_000 + b"[]]}\n" for line in lines]

@@ -76,7 +76,10 @@ class Files(Checked):
         for what, folder in (("memory", "memory"), ("held_out", "held-out")):
             for label, ranked in enumerate(getattr(self, what)):
                 for rank, entry in enumerate(ranked):
-                    entry.require_name(f"{what}[{label}][{rank}]", names.IMAGE, f"{folder}/{label:04d}-")
+                    place = f"{what}[{label}][{rank}]"
+                    entry.require_name(place, names.IMAGE, f"{folder}/{label:04d}-")
+                    at_rank = entry.name.rpartition("/")[2].startswith(f"{rank:04d}-")  # so no file is named twice
+                    require(at_rank, f"{place}.name is {brief(entry.name)}, which is a name of another rank")
 
     def __iter__(self) -> Iterator[Entry]:
         yield from (self.weights, self.history)

@@ -51,7 +51,10 @@ SAVEABLE = (str, int, float, bool)
 LARGEST = 2**32
 """The most bytes of a weights file that is only compared with its checksum, and of an unfinished step."""
 ALWAYS_HELD, MOST_HELD = 2**29, 64
-"""Images may take so many bytes in memory, or so many times the bytes of their files: photos take a few times those."""
+"""Images may take so many bytes in memory, or so many times those of their files: photos take a few times those.
+
+Files of one content, under whatever names, count once.
+"""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -296,9 +299,11 @@ def images_of(folder: Folder, manifest: Manifest) -> tuple[dict[int, Tensor], di
     shape, by_kind = manifest.image_shape, (manifest.files.memory, manifest.files.held_out)
     entries = [entry for by_class in by_kind for ranked in by_class for entry in ranked]
     taken = len(entries) * math.prod(shape)
-    if taken > ALWAYS_HELD and taken > MOST_HELD * sum(folder.size(entry.name) for entry in entries):
-        what = f"{len(entries):,} images that would take {taken:,} bytes, far more than their files"
-        raise TreeringError(f"{folder.path} keeps {what}, so they are no photos: {COPY}")
+    if taken > ALWAYS_HELD:
+        different = {entry.sha256: entry.name for entry in entries}
+        if taken > MOST_HELD * sum(map(folder.size, different.values())):
+            what = f"{len(entries):,} images that would take {taken:,} bytes, far more than their files"
+            raise TreeringError(f"{folder.path} keeps {what}, so they are no photos: {COPY}")
 
     def decoded(entry: Entry) -> Tensor:
         content = _read(folder, entry, pictures.most_bytes(shape))
