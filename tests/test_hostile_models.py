@@ -863,6 +863,28 @@ def test_images_of_one_content_count_once_whatever_their_names(path: Path, monke
         Learner.load(path, device="cpu")
 
 
+def test_a_weights_file_that_is_mostly_holes_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = place_of(path, "weights")
+    content = weights.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    hollow = put(path, "weights", content[:start] + bytes(len(content) - start))
+    Learner.load(path, device="cpu")
+    with hollow.open("r+b") as stream:
+        stream.truncate(start)
+        stream.truncate(len(content))
+    if not 0 < 512 * hollow.stat().st_blocks < len(content) / 2:
+        pytest.skip("this file system stores holes")
+    monkeypatch.setattr(opened, "LARGE", 1000)
+    with pytest.raises(TreeringError, match=r"weights-.* is mostly holes"):
+        Learner.load(path, device="cpu")
+
+
+def test_a_model_has_a_bounded_number_of_classes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "MOST_CLASSES", 2)
+    with pytest.raises(TreeringError, match="classes must be from 1 to 2 classes, not 3"):
+        Learner.load(path, device="cpu")
+
+
 def test_a_history_of_values_without_end_is_refused(path: Path, models: Models) -> None:
     lines = place_of(path, "history").read_bytes().splitlines(keepends=True)
     with_values = [line.rstrip()[:-1] + b', "x": [' + b"[]," * 3_000_000 + b"[]]}\n" for line in lines]

@@ -32,7 +32,7 @@ from treering.storage import check as checks
 from treering.storage import model_folder, resume
 from treering.storage import tensors as stored
 from treering.storage.folder import Folder
-from treering.storage.manifest import COPY, LONGEST_SIDE, NAME, Manifest
+from treering.storage.manifest import COPY, LONGEST_SIDE, MOST_CLASSES, NAME, Manifest
 from treering.storage.model_folder import Content
 from treering.storage.tensors import Spec
 
@@ -110,6 +110,7 @@ class Model:
         self.require_shape(pixels.shape)
         new = in_order(set(names) - set(self.classes))
         column = {name: index for index, name in enumerate(self.classes + new)}
+        require(len(column) <= MOST_CLASSES, f"a model has {MOST_CLASSES:,} classes at most: begin another one")
         counts = Counter(names)
         record = {
             "step": len(self.history) + 1,

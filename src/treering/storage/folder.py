@@ -31,6 +31,8 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+LARGE = 2**26
+"""The bytes above which it matters whether the disk holds all of a file."""
 _PRIVATE = ("memory", "held-out")
 """The folders that hold a user's photos, which only their owner may read where they are new."""
 
@@ -76,6 +78,26 @@ class Folder:
         if len(content) > most:
             raise self._too_large(name, most)
         return content
+
+    def buffer(self, name: str, most: int) -> bytearray:
+        """Return what `read` would return as a buffer that can be changed, without holding it twice."""
+        with self._regular(name, most) as (stream, size):
+            content, filled = bytearray(size), 0
+            with memoryview(content) as view:
+                while filled < size and (count := stream.readinto(view[filled:])):
+                    filled += count
+            del content[filled:]
+        return content
+
+    def is_hollow(self, name: str) -> bool:
+        """Return whether the disk holds less than half of a large file, as if the rest had never been written.
+
+        File systems that compress store numbers nearly as they are; some do not tell, or give 0.
+        """
+        with self._holder(name) as (holder, last):
+            status = os.stat(last, dir_fd=holder, follow_symlinks=False)
+        held = 512 * getattr(status, "st_blocks", 0)
+        return status.st_size > LARGE and 0 < held < status.st_size / 2
 
     def start(self, name: str, count: int) -> bytes:
         """Return the first bytes of a regular file, which may be of any size."""

@@ -34,7 +34,7 @@ LARGEST, LARGEST_HISTORY = 2**26, 2**26
 """The most bytes of a manifest and of a history."""
 MOST_CHANNELS, LONGEST_SIDE = 4, 4096
 """The bounds of a model's images."""
-MOST_STEPS = 100_000
+MOST_STEPS = MOST_CLASSES = 100_000
 LONGEST_LABEL = 1000
 MOST_EARLIER, HIGHEST = 100, 10**8
 """The most earlier versions, and what their numbers stay below."""
@@ -122,7 +122,7 @@ class Manifest(Checked):
     def _check_ranges(self) -> None:
         classes = len(self.classes)
         require(0 <= self.seed < 2**63, f"seed must be from 0 to 2^63 - 1, not {self.seed}")
-        require(classes > 0, "classes must hold at least one class")
+        require(1 <= classes <= MOST_CLASSES, f"classes must be from 1 to {MOST_CLASSES:,} classes, not {classes:,}")
         require(len({type(label) for label in self.classes}) == 1, "classes must all be texts or all numbers")
         longest = max((len(label) for label in self.classes if isinstance(label, str)), default=0)
         require(longest <= LONGEST_LABEL, f"classes must have at most {LONGEST_LABEL:,} letters each, not {longest:,}")

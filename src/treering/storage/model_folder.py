@@ -278,7 +278,7 @@ def weights_of(
     rows = sum(most * every[name].bytes_of_row for name, most in loose.items())
     most = 8 + stored.LARGEST_HEADER + rows + sum(spec.bytes for spec in every.values())
     file = folder.path / manifest.files.weights.name
-    content = _read(folder, manifest.files.weights, most)
+    content = _read_weights(folder, manifest.files.weights, most)
     try:
         header = stored.header(content)
     except ValueError as error:
@@ -337,8 +337,25 @@ def require_whole(folder: Folder, manifest: Manifest, entry: Entry) -> None:
         _read_by(folder, entry, lambda: folder.digest(entry.name, most))
 
 
+def _read_weights(folder: Folder, entry: Entry, most: int) -> bytearray:
+    def read() -> tuple[bytearray, str]:
+        _require_stored(folder, entry)
+        content = folder.buffer(entry.name, most)
+        return content, hashlib.sha256(content).hexdigest()
+
+    return _read_by(folder, entry, read)
+
+
+def _require_stored(folder: Folder, entry: Entry) -> None:
+    """Raise if the disk holds only a part of a weights file: a few bytes could ask for gigabytes of memory so."""
+    if folder.is_hollow(entry.name):
+        what = "is mostly holes, which no weights are (or its file system compresses it to less than half)"
+        raise TreeringError(f"{folder.path / entry.name} {what}: {COPY}")
+
+
 def _digest_of_weights(folder: Folder, entry: Entry) -> str:
     """Return the checksum of a weights file, or a text that is none if its size is not that in its header."""
+    _require_stored(folder, entry)
     try:
         length = int.from_bytes(folder.start(entry.name, 8), "little")
         stored.header(folder.start(entry.name, 8 + min(length, stored.LARGEST_HEADER)), folder.size(entry.name))

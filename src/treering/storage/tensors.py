@@ -22,6 +22,8 @@ TYPES |= {"BOOL": torch.bool}
 LARGEST_HEADER = 2**24
 """The most bytes of a header: networks of thousands of layers need a few hundred thousand."""
 LONGEST_NAME = 1000
+AT_ONCE = 2**22
+"""The values of which is asked at once whether they are finite."""
 
 
 class Spec(NamedTuple):
@@ -67,7 +69,7 @@ class Header(NamedTuple):
         return {name: place.spec for name, place in self.places.items()}
 
 
-def header(content: bytes, size: int | None = None) -> Header:
+def header(content: bytes | bytearray, size: int | None = None) -> Header:
     """Return the header of a file with this content; raise ValueError unless it accounts for every byte.
 
     If `size` is given, the file has so many bytes, and `content` may be its start alone.
@@ -78,7 +80,7 @@ def header(content: bytes, size: int | None = None) -> Header:
     length = int.from_bytes(content[:8], "little")
     if length > min(LARGEST_HEADER, len(content) - 8):
         raise ValueError("its header is longer than the file")
-    described = parse_json(content[8 : 8 + length])
+    described = parse_json(bytes(content[8 : 8 + length]))
     if not isinstance(described, dict):
         raise ValueError("its header is no table")
     metadata = described.pop("__metadata__", {})
@@ -113,9 +115,12 @@ def _place(name: str, entry: Any) -> _Place:
     return _Place(spec, *offsets)
 
 
-def load(content: bytes, found: Header) -> dict[str, Tensor]:
-    """Return the tensors of a file whose header was checked; raise ValueError if one of their numbers is not finite."""
-    buffer, tensors = bytearray(content), {}
+def load(content: bytes | bytearray, found: Header) -> dict[str, Tensor]:
+    """Return the tensors of a file whose header was checked; raise ValueError if one of their numbers is not finite.
+
+    They lie in `content` if that can be changed.
+    """
+    buffer, tensors = content if isinstance(content, bytearray) else bytearray(content), {}
     for name, (spec, begin, end) in found.places.items():
         start = found.start + begin
         if begin == end:
@@ -125,7 +130,7 @@ def load(content: bytes, found: Header) -> dict[str, Tensor]:
         else:
             count = (end - begin) // spec.dtype.itemsize
             tensors[name] = torch.frombuffer(buffer, dtype=spec.dtype, count=count, offset=start).view(spec.shape)
-        if not tensors[name].isfinite().all():
+        if not all(part.isfinite().all() for part in tensors[name].flatten().split(AT_ONCE)):
             raise ValueError(f"the tensor {name} has numbers that are not finite")
     return tensors
 
