@@ -10,6 +10,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from treering.core.trainer import FitState, InFlight
 from treering.model import examine
 from treering.photos import learn as photos
 from treering.photos.plan import Plan
+from treering.storage import check as checks
 from treering.storage import folder as opened
 from treering.storage import manifest as manifests
 from treering.storage import model_folder, names, resume, user_key
@@ -779,6 +781,39 @@ def test_leftovers_are_counted_and_removed_and_what_is_foreign_stays(path: Path)
     assert command("check", path, "--repair").code == 0
     assert not [name for name in left if (path / name).exists()]
     assert (path / "thesis.tex").read_text() == "mine"
+
+
+@pytest.mark.parametrize("why", ["newer format", "package", "unreadable"])
+def test_a_version_that_cannot_be_judged_is_not_repaired_away(
+    path: Path, models: Models, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = manifest_of(path)
+    if why == "newer format":
+        reseal(path, manifest | {"format_version": 2})
+    elif why == "package":
+        manifest["recipe"]["backbone"] = "efficientnet-lite0"
+        reseal(path, manifest)
+        monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    else:
+        read = Folder.read
+
+        def refuse(self: Folder, name: str, most: int) -> bytes:
+            if name == manifest["files"]["history"]["name"]:
+                raise PermissionError(13, "Permission denied")
+            return read(self, name, most)
+
+        monkeypatch.setattr(Folder, "read", refuse)
+    shutil.copytree(models.base, path.parent / "other")
+    before = content(path)
+    found = checks.check(path, examine)
+    assert [version.unjudged for version in found.versions] == [True, False]
+    assert not found.leftovers
+    with pytest.raises(TreeringError, match="may be whole, so nothing is repaired"):
+        checks.repair(path, examine)
+    if why == "newer format":
+        with pytest.raises(TreeringError, match="newer treering"):
+            Learner.load(path.parent / "other", device="cpu").save(path)
+    assert content(path) == before
 
 
 def test_what_cannot_be_repaired_stays_as_it_is(path: Path) -> None:

@@ -21,6 +21,10 @@ class TreeringError(ValueError):
         super().__init__(shown(message, MESSAGE))
 
 
+class UnjudgedError(TreeringError):
+    """What keeps treering from looking at a thing here and now, and does not mean that the thing is damaged."""
+
+
 MOST_COMPARED, LONGEST_COMPARED = 2000, 60
 """The most names that a wrong one is compared with, and their most letters: more would take seconds."""
 MOST_LISTED = 50

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from treering.core import augment
-from treering.errors import TreeringError, first_line, nearest
+from treering.errors import TreeringError, UnjudgedError, first_line, nearest
 from treering.recipe import Augmentation
 from treering.runtime import randomness
 from treering.runtime.pixels import Images
@@ -189,7 +189,7 @@ def efficientnet_lite(name: str, pretrained: bool = True) -> nn.Module:
         needed = {"package": "two more packages", "install": "'treering[photos]'"}
         if number != "0":
             needed = {"package": "another package", "install": f"'treering[photos]' {package}==0.1.0"}
-        raise TreeringError(WITHOUT_PACKAGE.format(name=name, **needed)) from None
+        raise UnjudgedError(WITHOUT_PACKAGE.format(name=name, **needed)) from None
     network = EfficientNet.from_name(name, drop_connect_rate=0.0)
     if pretrained:
         file = getattr(weights, f"EfficientnetLite{number}ModelFile").get_model_file_path()
@@ -211,7 +211,7 @@ def _timm(name: str, pretrained: bool) -> nn.Module:
     try:
         import timm
     except ImportError:
-        raise TreeringError(WITHOUT_PACKAGE.format(name=f"timm:{name}", package="timm", install="timm")) from None
+        raise UnjudgedError(WITHOUT_PACKAGE.format(name=f"timm:{name}", package="timm", install="timm")) from None
     network = timm.create_model(name, pretrained=pretrained, num_classes=0)
     settings = getattr(network, "pretrained_cfg", {})
     return Pretrained(network, settings.get("mean", IMAGENET_MEAN), settings.get("std", IMAGENET_DEVIATION))
@@ -222,7 +222,7 @@ def _torchvision(name: str, pretrained: bool) -> nn.Module:
         import torchvision
     except (ImportError, RuntimeError):
         needed = {"package": "torchvision", "install": "torchvision"}
-        raise TreeringError(WITHOUT_PACKAGE.format(name=f"torchvision:{name}", **needed)) from None
+        raise UnjudgedError(WITHOUT_PACKAGE.format(name=f"torchvision:{name}", **needed)) from None
     if name.lower() not in torchvision.models.list_models(module=torchvision.models):
         raise ValueError("it has no such network for classification")  # others fetch weights whatever they are told
     network = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None)

@@ -135,6 +135,7 @@ class Printer(Terminal):
                 counts = manifest.steps, len(manifest.classes), len([*manifest.files])
                 told = (manifest.saved[:10], *map(str, counts))
             state = counted(len(version.problems), "problem") if version.problems else "whole"
+            state = "unknown" if version.unjudged else state
             table.add_row(name, *told, f"{version.bytes / 1e6:.1f} MB", state)
         self.table(table)
         self._list(found.problems)
@@ -145,7 +146,9 @@ class Printer(Terminal):
             self.line("Not made by treering, and never touched:")
             self._list(found.foreign)
         current, *earlier = (not version.problems for version in found.versions)
-        if not current:
+        if found.versions[0].unjudged:
+            self.line(f"{model} cannot be judged: see to that, then check again; nothing says that it is broken")
+        elif not current:
             way = "go back to the last whole version with --repair, or restore it from a copy"
             self.line(f"{model} is broken: {way if any(earlier) else 'restore it from a copy'}")
         elif not all(earlier):

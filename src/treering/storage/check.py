@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from treering.errors import TreeringError
+from treering.errors import TreeringError, UnjudgedError
 from treering.runtime import files
 from treering.storage import lock, model_folder, names
 from treering.storage import manifest as manifests
@@ -29,6 +29,8 @@ class Version:
     bytes: int
     problems: list[str]
     """What is wrong with it, a line each; empty if it is whole."""
+    unjudged: bool = False
+    """Whether the problems are only that it cannot be looked at here and now, so that it may be whole."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,9 @@ def repair(path: Path, examine: Examine) -> Findings:
     with lock.writing(path) as folder:
         found = _findings(folder, examine)
         whole = next((number for number, version in enumerate(found.versions) if not version.problems), None)
+        for version in found.versions[:whole]:
+            if version.unjudged:
+                raise TreeringError(f"{version.problems[0]}; it may be whole, so nothing is repaired")
         if whole is None:
             raise TreeringError(f"no version in {path} is whole: restore it from a copy of the model folder")
         if whole:
@@ -96,32 +101,34 @@ def _findings(folder: Folder, examine: Examine) -> Findings:
         if not (names.is_ours(item.name) and item.kind != "other")
         and not (item.kind == "file" and files.is_clutter(item.name.rpartition("/")[2]))
     ]
-    return Findings(versions, model_folder.unnamed(folder, known), foreign)
+    hidden = any(version.unjudged and not version.manifest for version in versions)  # which may name any of the files
+    return Findings(versions, {} if hidden else model_folder.unnamed(folder, known), foreign)
 
 
 def _version(folder: Folder, name: str, examine: Examine) -> Version:
     try:
         manifest = manifests.read(folder) if name == manifests.NAME else manifests.read_earlier(folder, name)[0]
     except TreeringError as error:
-        return Version(name, None, 0, [str(error)])
-    problems, size = [], folder.size(name)
+        return Version(name, None, 0, [str(error)], isinstance(error, UnjudgedError))
+    problems, size = list[TreeringError](), folder.size(name)
     try:
         examine(folder, manifest)
     except TreeringError as error:
-        problems = _problems(folder, manifest, str(error))
+        problems = _problems(folder, manifest, error)
     for entry in manifest.files:
         with contextlib.suppress(TreeringError):  # it is a problem already
             size += folder.size(entry.name)
-    return Version(name, manifest, size, problems)
+    unjudged = bool(problems) and all(isinstance(problem, UnjudgedError) for problem in problems)
+    return Version(name, manifest, size, [str(problem) for problem in problems], unjudged)
 
 
-def _problems(folder: Folder, manifest: Manifest, first: str) -> list[str]:
+def _problems(folder: Folder, manifest: Manifest, first: TreeringError) -> list[TreeringError]:
     """Return the problem at which the examination of a version has ended, and those of its other files."""
     problems = [first]
     for entry in manifest.files:
-        if entry.name not in first:  # a file that is too large has not been read, and is not
+        if entry.name not in str(first):  # a file that is too large has not been read, and is not
             try:
                 model_folder.require_whole(folder, manifest, entry)
             except TreeringError as error:
-                problems.append(str(error))
+                problems.append(error)
     return problems

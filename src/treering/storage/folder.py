@@ -266,10 +266,11 @@ class Folder:
         """Open a regular file of at most so many bytes for reading; yield it and its size."""
         with self._holder(name) as (holder, last):
             handle = self._open(name, last, _READ, holder)
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(handle)
+            raise self._not_regular(name)
         with os.fdopen(handle, "rb", buffering=0) as stream:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                raise self._not_regular(name)
             if status.st_size > most:
                 raise self._too_large(name, most)
             yield stream, status.st_size

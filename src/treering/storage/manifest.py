@@ -22,7 +22,7 @@ import safetensors
 import torch
 
 from treering.checked import MOST_VALUES, Checked, brief, parse_json, require
-from treering.errors import TreeringError
+from treering.errors import TreeringError, UnjudgedError
 from treering.storage import names
 from treering.storage.folder import Folder
 from treering.version import __version__
@@ -249,7 +249,7 @@ def _content(folder: Folder) -> bytes:
         what = f"has no {NAME}: it is not a treering model folder"
         raise TreeringError(f"{folder.path} {what}; give the folder that a learner was saved to") from None
     except OSError as error:
-        raise TreeringError(f"cannot read {folder.path / NAME}: {error.strerror}") from None
+        raise UnjudgedError(f"cannot read {folder.path / NAME}: {error.strerror}") from None
 
 
 def parsed(content: bytes, file: Path) -> Manifest:
@@ -263,7 +263,7 @@ def parsed(content: bytes, file: Path) -> Manifest:
         raise TreeringError(f"{file} was not written by treering: give the folder that a learner was saved to")
     version = manifest.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
-        raise TreeringError(
+        raise UnjudgedError(
             f"{file.parent} was written by a newer treering (format {version}; this one reads up to {FORMAT_VERSION}): "
             "upgrade treering"
         )
@@ -325,8 +325,10 @@ def read_earlier(folder: Folder, name: str) -> tuple[Manifest, bytes]:
     """Return the manifest of an earlier version, and the content of its file."""
     try:
         content = folder.read(name, LARGEST)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise TreeringError(f"cannot read {folder.path / name}: {error.strerror}") from None
+    except OSError as error:
+        raise UnjudgedError(f"cannot read {folder.path / name}: {error.strerror}") from None
     return parsed(content, folder.path / name), content
 
 

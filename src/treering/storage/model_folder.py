@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from treering import words
-from treering.errors import TreeringError
+from treering.errors import TreeringError, UnjudgedError
 from treering.images.files import WORKERS
 from treering.storage import lock, names, pictures
 from treering.storage import manifest as manifests
@@ -114,6 +114,8 @@ def _replace_instead_of_unfinished(content: Content, folder: Folder, keep: int) 
 def _replace(content: Content, folder: Folder, keep: int) -> None:
     try:
         before = manifests.read(folder)
+    except UnjudgedError:  # it may well be a model
+        raise
     except TreeringError:  # it has no model yet, or a damaged one
         before = None
     files = write_files(folder, content, before)
@@ -384,7 +386,7 @@ def _read_by(folder: Folder, entry: Entry, read: Callable[[], tuple[Read, str]])
         what = "is missing: the model folder was not copied completely; restore that file"
         raise TreeringError(f"{folder.path / entry.name} {what}") from None
     except OSError as error:
-        raise TreeringError(f"cannot read {folder.path / entry.name}: {error.strerror}") from None
+        raise UnjudgedError(f"cannot read {folder.path / entry.name}: {error.strerror}") from None
     if checksum != entry.sha256:
         what = "is damaged (its checksum differs): restore that file from a copy of the model folder"
         raise TreeringError(f"{folder.path / entry.name} {what}")
