@@ -22,7 +22,7 @@ import pytest
 import safetensors.torch
 import torch
 from conftest import run_python, state_of
-from learn_helper import FIRST, SECOND, learn, make_folder, model_state
+from learn_helper import CHANGES, FIRST, SECOND, learn, make_folder, model_state
 from photo_helper import Finished, command
 from PIL import Image
 
@@ -912,6 +912,30 @@ def test_a_weights_file_that_is_mostly_holes_is_refused(path: Path, monkeypatch:
     monkeypatch.setattr(opened, "LARGE", 1000)
     with pytest.raises(TreeringError, match=r"weights-.* is mostly holes"):
         Learner.load(path, device="cpu")
+
+
+@pytest.mark.parametrize(("method", "empty"), [("eeil", "first"), ("eeil", "all"), ("icarl", "last")])
+def test_a_model_that_needs_exemplars_of_each_class_has_them(
+    path: Path, models: Models, method: str, empty: str
+) -> None:
+    manifest = manifest_of(path)
+    memory = manifest["files"]["memory"]
+    for index in {"first": [0], "all": range(len(memory)), "last": [-1]}[empty]:
+        memory[index] = []
+    manifest["recipe"]["method"] = method
+    reseal(path, manifest)
+    all_refused(path, models, "manifest.json describes no model", "files.memory has no exemplar of", method)
+
+
+@pytest.mark.parametrize("method", ["joint", "closed-form", "gem"])
+def test_a_model_that_can_do_without_exemplars_is_read(tmp_path: Path, models: Models, method: str) -> None:
+    changes = ["memory.kind=per-step", "memory.selection=random"] if method == "gem" else []
+    learn(
+        tmp_path / "model", models.first, memory=1 if changes else 0, changes=[*CHANGES, f"method={method}", *changes]
+    )
+    learn(tmp_path / "model", models.second)
+    memory = Learner.load(tmp_path / "model", device="cpu").learnt_model().method.memory
+    assert method == "joint" or not all(len(memory.exemplars.get(column, ())) for column in range(3))
 
 
 def test_a_model_has_a_bounded_number_of_classes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,6 +239,11 @@ def recipe_of(folder: Folder, manifest: Manifest) -> Recipe:
         methods.find(recipe.method).check(recipe)
     except TreeringError as error:
         raise TreeringError(f"the recipe in {folder.path / NAME} is of no model: {error}") from None
+    if methods.find(recipe.method).needs_exemplars():
+        for label, ranked in zip(manifest.classes, manifest.files.memory, strict=True):
+            if not ranked:
+                what = f"files.memory has no exemplar of {words.shown(label)}, which {recipe.method} needs"
+                raise TreeringError(f"{folder.path / NAME} describes no model, since {what}: {COPY}")
     return recipe
 
 

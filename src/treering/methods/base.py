@@ -132,6 +132,11 @@ class Method(ABC):
                 f"{recipe.method} cannot keep a {recipe.memory.kind} memory: set memory.kind to {kinds}"
             )
 
+    @classmethod
+    def needs_exemplars(cls) -> bool:
+        """Return whether every class that was learnt has an exemplar, without which the method could not go on."""
+        return cls.keeps_memory and cls.needs_memory
+
     def further_tensors(self) -> list[dict[str, Tensor]]:
         """Return examples of the tensors that only some models have; a model has all of a table or none."""
         return []

@@ -48,6 +48,11 @@ class GEM(Method):
                 "GEM keeps a random sample of each step: set memory.kind to per-step and memory.selection to random"
             )
 
+    @classmethod
+    def needs_exemplars(cls) -> bool:
+        """Return False: a step's sample may leave a class out."""
+        return False
+
     def learn_step(self, step: Step) -> None:
         first_new = self.network.classes
         if step.new_classes:
