@@ -202,6 +202,17 @@ def test_the_weights_file_holds_half_of_the_symmetric_matrix(tmp_path: Path) -> 
     assert torch.equal(statistics.gram, statistics.gram.T)
 
 
+@pytest.mark.parametrize(("name", "value"), [("counts", 2.0**40), ("sums", 20.0), ("forgotten", 2.0**40)])
+def test_sums_that_so_few_images_cannot_give_are_refused(name: str, value: float) -> None:
+    tensors = method_of(closed().partial_fit(*FIRST)).frozen.statistics.tensors()  # type: ignore[attr-defined]
+    tensors["statistics.counts"] = torch.tensor([5.0, 1000.0], dtype=torch.float64)
+    Statistics.of(tensors, 8, 2, CPU)
+    tensors.setdefault("statistics.forgotten", torch.zeros(1, dtype=torch.float64))
+    tensors[f"statistics.{name}"].view(-1)[0] = value
+    with pytest.raises(ValueError, match="cannot be"):
+        Statistics.of(tensors, 8, 2, CPU)
+
+
 def test_an_image_is_summed_once_however_often_it_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     learner = closed(memory=Budget("per-class", 0)).partial_fit(*FIRST)
     images, names = np.concatenate([FIRST[0], SECOND[0], SECOND[0]]), FIRST[1] + SECOND[1] + SECOND[1]

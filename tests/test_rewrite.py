@@ -24,6 +24,7 @@ from treering import Learner, TreeringError, changes
 from treering.model import examine
 from treering.photos import learn as photos
 from treering.storage import check, model_folder
+from treering.storage import manifest as manifests
 from treering.storage.folder import Folder
 
 AFTER: dict[str, Any] = {
@@ -93,6 +94,43 @@ def test_a_full_disk_at_any_write_is_one_line_and_the_same_call_finishes(
         assert check.check(path, examine).problems == []
         assert change(path, "forget") == ""
         assert facts(path)["classes"] == AFTER["forget"]
+
+
+def test_a_change_that_would_make_an_unreadable_model_changes_nothing(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    entry = manifest["files"]["history"]
+    records = [json.loads(line) for line in (path / entry["name"]).read_text().splitlines()]
+    records[0]["images"] = [["cat", 2**53 - 1]]
+    records[0]["images"] += [["owl", 2**53 - 1]]  # each number can be, their sum cannot
+    history = "".join(json.dumps(record) + "\n" for record in records).encode()
+    digest = hashlib.sha256(history).hexdigest()
+    entry.update(name=f"history-{digest[:12]}.jsonl", sha256=digest)
+    (path / entry["name"]).write_bytes(history)
+    del manifest["checksum"]
+    (path / "manifest.json").write_bytes(manifests.sealed(manifest))
+    assert check.check(path, examine).problems == []
+    (path / ".learning").write_bytes(b"mine")
+    model_folder.clean(Folder(path), None)
+    before = contents(path)
+    assert "so nothing is changed" in change(path, "merge")
+    assert contents(path) == before
+
+
+def test_a_failure_after_some_versions_are_changed_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: Folder, name: str, content: bytes, flushed: bool = True) -> None:
+        if name == "manifest.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(folder, name, content, flushed)
+
+    write = Folder.write
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "write", full)
+        said = change(path, "rename")
+    assert "2 of 3 versions" in said
+    assert said.endswith("are changed already: No space left on device; run the same command again to finish")
+    assert check.check(path, examine).problems == []
+    assert change(path, "rename") == ""
+    assert facts(path)["classes"] == AFTER["rename"]
 
 
 # --- What is left -----------------------------------------------------------------------------------------------------

@@ -233,6 +233,9 @@ class _InFolder:
         after = self.change.applied(model.read(None, torch.device("cpu"), folder, manifest))
         return after.content() if after else None
 
+    def examine(self, folder: Folder, manifest: Manifest) -> None:
+        model.examine(folder, manifest)
+
 
 def label_of(text: str, classes: Labels) -> Hashable:
     """Return the class that is written so or, if there is none, whose letters look so; else the text itself."""

@@ -24,6 +24,8 @@ TEMPERATURES = tuple(torch.logspace(-0.5, 3.5, 41, dtype=torch.float64).tolist()
 """What is tried as the factor of the scores before the softmax."""
 MOST_CHOSEN_BY = 2000
 """The most images by which features, penalty and temperature are chosen."""
+MOST_IMAGES = 2**40
+"""What the number of images of a class stays below, so that sums of such numbers are exact."""
 SMOOTHING = 0.01
 """The share of each label that is spread over all classes when a temperature is chosen."""
 
@@ -57,11 +59,11 @@ class Statistics:
                 raise ValueError(f"{name} differs")
         half, sums, counts = (tensors[name].to(device) for name in cls.NAMES)
         forgotten = tensors[cls.FORGOTTEN].tolist()[0] if cls.FORGOTTEN in tensors else 0.0
-        if not (0 <= forgotten < 2**53 and forgotten == round(forgotten)):
+        if not (0 <= forgotten < MOST_IMAGES and forgotten == round(forgotten)):
             raise ValueError(f"{cls.FORGOTTEN} cannot be")
         most = (counts.sum() + 2 * forgotten) * 1.001  # each image adds features of length 1
-        whole = (counts >= 1).all() and (counts == counts.round()).all() and most.isfinite()
-        if not (whole and (sums.abs() <= most).all() and (half.abs() <= most).all()):
+        whole = (counts >= 1).all() and (counts == counts.round()).all() and (counts < MOST_IMAGES).all()
+        if not (whole and (sums.abs() <= 1.001 * counts[:, None]).all() and (half.abs() <= most).all()):
             raise ValueError(f"{cls.NAMES[-1]} cannot be")
         gram = half.new_zeros(features, features)
         rows, columns = torch.triu_indices(features, features, device=device)

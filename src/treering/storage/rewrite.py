@@ -1,11 +1,13 @@
 """Changes every version in a model folder, so that what is taken out of a model is in none of its files.
 
-Earlier versions come first and the current one last, each in one rename of its manifest. So a crash at any moment
-leaves versions that are whole, and the same call goes on from there.
+The files of all versions are written first and read again. Then their manifests are replaced, each in one rename, the
+earlier ones first and the current one last. So a crash at any moment leaves versions that are whole, and the same call
+goes on from there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +35,9 @@ class Change(Protocol):
     def content(self, folder: Folder, manifest: Manifest) -> Content | None:
         """Return what a version will be; None if nothing is left of it."""
 
+    def examine(self, folder: Folder, manifest: Manifest) -> object:
+        """Raise if a version whose files are written cannot be used."""
+
 
 def every_version(path: Path, change: Change) -> int:
     """Change the model at `path` and all earlier versions that the change concerns; return how many there were."""
@@ -47,11 +52,15 @@ def every_version(path: Path, change: Change) -> int:
         versions[manifests.NAME] = current
         for name, manifest in versions.items():
             _require_whole(folder, name, manifest)
+        try:
+            written = {name: _written(folder, name, manifest, change) for name, manifest in versions.items()}
+        except BaseException:
+            model_folder.clean(folder, None)
+            raise
         if folder.exists(names.LEARNING):
             logger.warning("the unfinished step in %s continues the model as it was, so it is removed", path)
             folder.remove(names.LEARNING)
-        for name, manifest in versions.items():
-            _rewrite(folder, name, manifest, change)
+        _put_in_place(folder, written)
         model_folder.clean(folder, None)
         kept = [
             manifests.read(folder),
@@ -86,14 +95,32 @@ def _require_whole(folder: Folder, name: str, manifest: Manifest) -> None:
         raise TreeringError(f"{error}; or remove the earlier version {folder.path / name}, then try again") from None
 
 
-def _rewrite(folder: Folder, name: str, manifest: Manifest, change: Change) -> None:
-    """Write one version anew beside its old files, then have its manifest take the place of the old one."""
+def _written(folder: Folder, name: str, manifest: Manifest, change: Change) -> bytes | None:
+    """Write the files of one version anew beside its old ones; return its manifest, None if nothing is left of it."""
     content = change.content(folder, manifest)
     if content is None:
-        folder.remove(name)
-        return
+        return None
     files = model_folder.write_files(folder, content, manifest)
     facts = content.facts | {"generator": asdict(manifest.generator)}  # one of another device is kept too
     made = manifests.made(facts, asdict(files)) | {"saved": manifest.saved}
-    manifests.checked(made, folder.path / name)
-    folder.write(name, manifests.sealed(made))
+    try:
+        change.examine(folder, manifests.checked(made, folder.path / name))
+    except TreeringError as error:
+        what = "the change would make a model that cannot be used, so nothing is changed"
+        raise TreeringError(f"{what}: {error}") from None
+    return manifests.sealed(made)
+
+
+def _put_in_place(folder: Folder, written: Mapping[str, bytes | None]) -> None:
+    """Have the manifest of each version take the place of the old one."""
+    for changed, (name, content) in enumerate(written.items()):
+        try:
+            if content is None:
+                folder.remove(name)
+            else:
+                folder.write(name, content)
+        except OSError as error:
+            if not changed:
+                raise
+            what = f"{changed} of {len(written)} versions in {folder.path} are changed already"
+            raise TreeringError(f"{what}: {error.strerror or error}; run the same command again to finish") from error
