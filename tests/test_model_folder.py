@@ -1141,3 +1141,14 @@ def test_files_that_systems_leave_are_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / "model" / ".DS_Store").write_bytes(b"")
     tiny_learner(memory=10).partial_fit(*examples({0: 6, 1: 6})).save(tmp_path / "model")
     assert (tmp_path / "model" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("number", ["99999998", "99999999"])
+def test_undo_goes_to_the_last_version_whatever_the_numbers_are(
+    tmp_path: Path, versions: Versions, number: str
+) -> None:
+    path = versions.save_all(tmp_path / "model", 2, keep=3)
+    (path / "previous" / "0001.json").rename(path / "previous" / f"{number}.json")
+    for learner in versions.learners[2:4]:
+        learner.save(path)
+    assert steps_back(path, versions) == [2, 1, 0]

@@ -309,11 +309,17 @@ def require_bounded(history: bytes, file: Path) -> None:
 def earlier(folder: Folder) -> list[str]:
     """Return the names of the manifests of earlier versions, oldest first."""
     listed = [item.name for item in folder.items("previous") if names.EARLIER.fullmatch(item.name)]
-    found = sorted((name for name in listed if number(name) < HIGHEST), key=number)
+    ours = (name for name in listed if number(name) < HIGHEST and name == earlier_name(number(name)))
+    found = sorted(ours, key=number)
     if len(found) > MOST_EARLIER:
         what = f"holds {len(found)} earlier versions, but a model has {MOST_EARLIER} at most"
         raise TreeringError(f"{folder.path / 'previous'} {what}: remove those with the lowest numbers")
     return found
+
+
+def earlier_name(number: int) -> str:
+    """Return the name of the manifest of the earlier version with this number."""
+    return f"previous/{number:04d}.json"
 
 
 def number(name: str) -> int:

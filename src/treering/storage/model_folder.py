@@ -34,7 +34,7 @@ from torch import Tensor
 from treering import words
 from treering.errors import TreeringError, UnjudgedError
 from treering.images.files import WORKERS
-from treering.storage import lock, names, pictures
+from treering.storage import lock, names, pictures, versions
 from treering.storage import manifest as manifests
 from treering.storage import tensors as stored
 from treering.storage.folder import Folder
@@ -122,11 +122,7 @@ def _replace(content: Content, folder: Folder, keep: int) -> None:
     made = manifests.made(content.facts, asdict(files))
     manifests.checked(made, folder.path / manifests.NAME)  # nothing is written that could not be read again
     if keep and before and before.files != files:
-        current, earlier = folder.read(manifests.NAME, manifests.LARGEST), manifests.earlier(folder)
-        # It is there already if a writer was killed just then.
-        if not earlier or folder.read(earlier[-1], manifests.LARGEST) != current:
-            number = manifests.number(earlier[-1]) + 1 if earlier else 1
-            folder.write(f"previous/{number:04d}.json", current)
+        versions.add(folder, folder.read(manifests.NAME, manifests.LARGEST))
     folder.write(manifests.NAME, manifests.sealed(made))
     clean(folder, keep)
 
