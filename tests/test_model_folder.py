@@ -1152,3 +1152,35 @@ def test_undo_goes_to_the_last_version_whatever_the_numbers_are(
     for learner in versions.learners[2:4]:
         learner.save(path)
     assert steps_back(path, versions) == [2, 1, 0]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("what", ["huge", "link", "pipe", "folder"])
+def test_what_is_no_unfinished_step_hinders_no_save_to_a_full_disk(
+    folder: Path, newer: Learner, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(opened: Folder, name: str, content: bytes, flushed: bool = True) -> None:
+        if name == "manifest.json" and not refused_writes:
+            refused_writes.append(name)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(opened, name, content, flushed)
+
+    def read(opened: Folder, name: str, most: int) -> bytes:
+        assert name != ".learning" or most < 2**26
+        return whole(opened, name, most)
+
+    unfinished = folder / ".learning"
+    if what == "huge":
+        with unfinished.open("wb") as stream:
+            stream.truncate(2**32 - 1)
+    else:
+        make = {"link": lambda: unfinished.symlink_to("/etc/passwd"), "pipe": lambda: os.mkfifo(unfinished)}
+        make.get(what, unfinished.mkdir)()
+    refused_writes: list[str] = []
+    write, whole = Folder.write, Folder.read
+    monkeypatch.setattr(Folder, "write", full)
+    monkeypatch.setattr(Folder, "read", read)
+    newer.save(folder)
+    assert refused_writes
+    assert state_of(load(folder)) == state_of(newer)
+    assert os.path.lexists(unfinished) == (what == "folder")

@@ -49,7 +49,9 @@ KEEP = 3
 SAVEABLE = (str, int, float, bool)
 """The types of labels that JSON gives back as they were."""
 LARGEST = 2**32
-"""The most bytes of a weights file that is only compared with its checksum, and of an unfinished step."""
+"""The most bytes of a weights file that is only compared with its checksum."""
+UNFINISHED = 8
+"""How many times the bytes of a model its unfinished step may have: two networks, and twice two values a weight."""
 ALWAYS_HELD, MOST_HELD = 2**29, 64
 """Images may take so many bytes in memory, or so many times those of their files: photos take a few times those.
 
@@ -100,14 +102,23 @@ def replace(content: Content, folder: Folder, keep: int) -> None:
 
 
 def _replace_instead_of_unfinished(content: Content, folder: Folder, keep: int) -> None:
-    """Try to save in the room of the unfinished step, which is put back if there is still too little."""
-    unfinished = folder.read(names.LEARNING, LARGEST)
+    """Try to save in the room of the unfinished step, which is put back if there is still too little.
+
+    What is in its place and cannot be a step of this model goes without a copy: it could take all memory.
+    """
+    most = UNFINISHED * sum(tensor.nbytes for tensor in content.tensors.values()) + stored.LARGEST_HEADER
+    try:
+        unfinished = folder.read(names.LEARNING, most)
+    except (OSError, TreeringError):
+        logger.warning("%s is no unfinished step of this model and is not kept", folder.path / names.LEARNING)
+        unfinished = None
     folder.remove(names.LEARNING)
     try:
         _replace(content, folder, keep)
     except OSError:
         clean(folder, None)
-        folder.write(names.LEARNING, unfinished)
+        if unfinished is not None:
+            folder.write(names.LEARNING, unfinished)
         raise
 
 
