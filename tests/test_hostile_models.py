@@ -783,6 +783,22 @@ def test_leftovers_are_counted_and_removed_and_what_is_foreign_stays(path: Path)
     assert (path / "thesis.tex").read_text() == "mine"
 
 
+def test_no_more_than_a_hundred_problems_of_a_version_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = manifest_of(path)
+    manifest["files"]["memory"][0] = [
+        {"name": f"memory/0000-cat/{rank:04d}-{'0' * 12}.png", "sha256": "0" * 64} for rank in range(500)
+    ]
+    reseal(path, manifest)
+    looked_at = []
+    monkeypatch.setattr(
+        Folder, "digest", lambda folder, name, most: looked_at.append(name) or Folder.read(folder, name, 0)
+    )
+    problems = checks.check(path, examine).problems
+    assert len(problems) == 101
+    assert "more problems" in problems[-1]
+    assert len(looked_at) < 300
+
+
 @pytest.mark.parametrize("why", ["newer format", "package", "unreadable"])
 def test_a_version_that_cannot_be_judged_is_not_repaired_away(
     path: Path, models: Models, why: str, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,8 @@ from treering.storage import manifest as manifests
 from treering.storage.folder import Folder
 from treering.storage.manifest import Manifest
 
+MOST_PROBLEMS = 100
+"""The most files that are told of a version: who knows so many restores it from a copy."""
 Examine = Callable[[Folder, Manifest], object]
 """Reads a version completely and raises a TreeringError if it cannot be used."""
 
@@ -126,6 +128,8 @@ def _problems(folder: Folder, manifest: Manifest, first: TreeringError) -> list[
     """Return the problem at which the examination of a version has ended, and those of its other files."""
     problems = [first]
     for entry in manifest.files:
+        if len(problems) == MOST_PROBLEMS:
+            return [*problems, TreeringError(f"{folder.path} may have more problems, which were not looked for")]
         if entry.name not in str(first):  # a file that is too large has not been read, and is not
             try:
                 model_folder.require_whole(folder, manifest, entry)
