@@ -30,6 +30,7 @@ from treering import Augmentation, Budget, Learner, TreeringError
 from treering.errors import UnjudgedError
 from treering.model import examine
 from treering.runtime import files
+from treering.storage import folder as opened
 from treering.storage import lock
 from treering.storage import manifest as manifests
 from treering.storage import model_folder as checkpoint
@@ -1152,6 +1153,28 @@ def test_undo_goes_to_the_last_version_whatever_the_numbers_are(
     for learner in versions.learners[2:4]:
         learner.save(path)
     assert steps_back(path, versions) == [2, 1, 0]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="open files cannot be removed there")
+def test_a_save_and_another_writer_in_the_folder_leave_each_others_unfinished_files(
+    folder: Path, newer: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(temporary: str, last: str, holder: int | None) -> None:
+        files.write(folder / "model.onnx", b"exported")
+        replace(temporary, last, holder)
+
+    replace = opened._replace
+    abandoned = folder / f"{files.TEMPORARY}{'a' * 32}"
+    abandoned.write_bytes(b"killed")
+    exporting, stream = files._new_temporary(folder / "model.onnx")
+    with stream, monkeypatch.context() as patch:
+        patch.setattr(opened, "_replace", meanwhile)
+        newer.save(folder)
+        assert exporting.exists()
+    assert not abandoned.exists()
+    assert state_of(load(folder)) == state_of(newer)
+    checkpoint.clean(Folder(folder), None)
+    assert not exporting.exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")

@@ -170,21 +170,50 @@ class Folder:
         """
         self._make_folders(name)
         with self._holder(name) as (holder, last):
-            temporary = os.path.join(os.path.dirname(last), f"{files.TEMPORARY}{uuid.uuid4().hex}")  # noqa: PTH118, PTH120
-            handle = self._open(name, temporary, _CREATE, holder, self._mode(holder, name) & 0o666)
+            temporary, handle = self._new_temporary(name, last, holder)
             try:
                 with os.fdopen(handle, "wb") as stream:
                     stream.write(content)
                     stream.flush()
                     if flushed:
                         os.fsync(handle)
-                _replace(temporary, last, holder)
+                    if os.name == "nt":
+                        stream.close()
+                    _replace(temporary, last, holder)  # it is locked until it has its name
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary, dir_fd=holder)
                 raise
         if flushed:
             self._flush_folders([name])
+
+    def _new_temporary(self, name: str, last: str, holder: int | None) -> tuple[str, int]:
+        """Create an unfinished file, locked where possible, so that no other program takes it for abandoned."""
+        mode = self._mode(holder, name) & 0o666
+        while True:
+            temporary = os.path.join(os.path.dirname(last), f"{files.TEMPORARY}{uuid.uuid4().hex}")  # noqa: PTH118, PTH120
+            handle = self._open(name, temporary, _CREATE, holder, mode)
+            if os.name == "nt" or _lock(handle, temporary, holder):
+                return temporary, handle
+            os.close(handle)  # somebody took it for an abandoned one before it was locked
+
+    def remove_unfinished(self, name: str) -> None:
+        """Remove an unfinished file, unless another program holds it."""
+        try:
+            if os.name != "nt":  # where files that are open cannot be removed
+                with self._holder(name) as (holder, last):
+                    handle = self._open(name, last, _READ | os.O_RDWR, holder)
+                    try:
+                        if _lock(handle, last, holder):
+                            os.unlink(last, dir_fd=holder)
+                    finally:
+                        os.close(handle)
+                return
+        except FileNotFoundError:
+            return
+        except PermissionError:  # it is none that this user writes
+            pass
+        self.remove(name)
 
     def flush(self, written: Iterable[str]) -> None:
         """Wait until all these files have reached the disk: together, which is faster than one by one."""
@@ -320,6 +349,17 @@ class Folder:
         for folder in sorted(around):
             with self._opened(folder) as handle:
                 _flush(handle, None)
+
+
+def _lock(handle: int, last: str, holder: int | None) -> bool:
+    """Lock an open file; return False if another program holds or has removed it. File systems may have no locks."""
+    try:
+        found = files.try_lock(handle)
+        return found and os.path.samestat(os.fstat(handle), os.stat(last, dir_fd=holder, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def _item(name: str, found: os.DirEntry[str]) -> Item:

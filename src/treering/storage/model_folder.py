@@ -233,7 +233,7 @@ def clean(folder: Folder, keep: int | None) -> None:
                 folder.remove(name)
         remaining = [manifests.read_earlier(folder, name)[0] for name in manifests.earlier(folder)]
         for name in unnamed(folder, [current, *remaining]):
-            folder.remove(name)
+            (folder.remove_unfinished if names.fits(names.TEMPORARY, name) else folder.remove)(name)
         for item in reversed(list(folder.walk())):
             if item.kind == "folder" and names.fits(names.CLASS, item.name):
                 folder.remove_folder(item.name)
