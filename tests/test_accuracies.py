@@ -85,7 +85,7 @@ def test_a_class_falls_if_it_loses_more_than_chance_explains(counts: list[Any], 
 
 def test_an_outcome_counts_the_images_of_each_class() -> None:
     said = {"cat": ["cat", "dog", "cat"], "dog": ["cat"], "owl": []}
-    outcome = Outcome(3, ["cat"], {}, {}, said, False, None, {"cat": 3, "dog": 1, "owl": 1}, 1.0)
+    outcome = Outcome(3, ["cat"], {}, {}, said, False, False, None, {"cat": 3, "dog": 1, "owl": 1}, 1.0)
     record = json.loads(json.dumps(outcome.for_history()))
     assert record["classes"] == {"cat": [2, 3], "dog": [0, 1]}
     assert {"all", "old", "old_before", "new", "images"} <= record.keys()

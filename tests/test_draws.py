@@ -355,7 +355,7 @@ def learner_of(method: str) -> Learner:
         training=Schedule(epochs=2, lr=0.1),
         balanced=Schedule(epochs=1, lr=0.01),
         optimizer=Optimizer(batch_size=8),
-        augmentation=DRAWN,
+        augmentation=Augmentation(kind="photo", crop_size=SIDE) if method == "tuned" else DRAWN,
     )
     memory = Budget("per-step", 4, "random") if method == "gem" else Budget("total", 10)
     return Learner(backbone="small", memory=memory, recipe=recipe, device="cpu")
