@@ -316,7 +316,11 @@ class ClosedForm(Method):
         return {label: images[:each] for label, images in list(exemplars.items())[:MOST_EXEMPLARS_ASKED]}
 
     def _features_by_class(self, images: Mapping[int, Images]) -> dict[int, Tensor]:
-        return {label: self._unit_features(part) for label, part in images.items()}
+        parts = list(images.values())
+        if not parts or not all(isinstance(part, Tensor) for part in parts):
+            return {label: self._unit_features(part) for label, part in images.items()}
+        together_ND = self._unit_features(pixels.join(parts))  # each class may have an image or two alone
+        return dict(zip(images, together_ND.split(list(map(len, parts))), strict=True))
 
     def _unit_features(self, images: Images) -> Tensor:
         found = F.normalize(self.features(images))

@@ -24,6 +24,8 @@ logger = words.logger(__name__)
 ONE_HELD_OUT_IN = 10
 """One image in this many of a new class is held out of training, if the class has `ENOUGH_TO_HOLD_OUT` images."""
 ENOUGH_TO_HOLD_OUT = 5
+MOST_EXEMPLARS = 3000
+"""The most exemplars among which copies of photos are looked for: more would cost a step time by the old photos."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,15 @@ def for_validation(
 
 
 def _kept_by(model: Model | None) -> Album:
-    """Return the photos that the model keeps: those that are held out, then its exemplars."""
+    """Return photos that the model keeps: those that are held out, then its exemplars, the best of each class."""
     album = Album()
     if model is None:
         return album
-    for images in (model.held_out, model.method.memory.exemplars):
+    each = max(1, MOST_EXEMPLARS // len(model.classes))
+    for images, most in ((model.held_out, None), (model.method.memory.exemplars, each)):
         for column, part in images.items():
-            album.add(part, [Shown(str(model.classes[column]))] * len(part), pixels.digests(part))
+            best = part[:most]
+            album.add(best, [Shown(str(model.classes[column]))] * len(best), pixels.digests(best))
     return album
 
 
