@@ -3,7 +3,8 @@
     python benchmarks/many_classes.py [--classes 10 100 1000] [--photos 30] [--new 10] [--size 32] [--out FILE.json]
 
 Makes small JPEG files, has `treering learn --fast` learn all classes in one step and then one more class of `--new`
-photos. Each command is a process of its own and counts from its start to its end.
+photos, by a model that keeps photos and by one that keeps none. Each command is a process of its own and counts from
+its start to its end.
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ def measured(classes: int, photos: int, new: int, size: int) -> dict[str, Any]:
         for number in range(classes):
             make_class(place / "first" / f"class {number:04d}", number, photos)
         make_class(place / "more" / "new class", classes, new)
-        model = place / "model"
-        first = seconds_of("learn", model, place / "first", "--fast", "--size", size)
-        more = seconds_of("learn", model, place / "more", "--fast")
-    return {"classes": classes, "photos": classes * photos, "seconds_of_all": first, "seconds_of_one_more": more}
+        found: dict[str, Any] = {"classes": classes, "photos": classes * photos}
+        for kept in (30, 0):
+            model = place / f"model-{kept}"
+            first = seconds_of("learn", model, place / "first", "--fast", "--size", size, "--memory", kept)
+            more = seconds_of("learn", model, place / "more", "--fast")
+            found[f"keeping {kept} of each class"] = {"seconds_of_all": first, "seconds_of_one_more": more}
+    return found
 
 
 def main() -> None:

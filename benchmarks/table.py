@@ -107,14 +107,44 @@ def networks() -> str:
     return "\n".join(lines) + "\n"
 
 
+def unknown() -> str:
+    """Return a table of how well photos of other things are told from those of known classes."""
+    lines = [
+        "| the model knows | known photos called unknown | area: unseen classes of the set | area: other sets |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, one in measured("unknown")["sets"].items():
+        against = {what: part["area_under_roc"] for what, part in one["against"].items()}
+        unseen = against.pop("unseen classes")
+        refused = f"{one['percent_of_known_called_unknown']:.1f} % of {one['known_photos']}"
+        others = f"{min(against.values()):.3f} to {max(against.values()):.3f}"
+        lines.append(f"| {one['classes']} classes of {name} | {refused} | {unseen:.2f} | {others} |")
+    return "\n".join(lines) + "\n"
+
+
+def many_classes() -> str:
+    """Return a table of the seconds that one more class takes, by what the model knows."""
+    found = measured("many_classes")
+    lines = [
+        "| the model knows | all at once, keeping 30 of each class | one class more | one more, keeping none |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for one in found["models"]:
+        kept, none = one["keeping 30 of each class"], one["keeping 0 of each class"]
+        seconds = kept["seconds_of_all"], kept["seconds_of_one_more"], none["seconds_of_one_more"]
+        cells = " | ".join(f"{value:.0f} s" for value in seconds)
+        lines.append(f"| {one['classes']:,} classes, {one['photos']:,} photos | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
 def photo_sets_in_words() -> str:
     """Return what the table says of each set."""
     words = []
     for name, draws in _photos().items():
         means = {run["what"]: fmean(_right(draw, run["what"]) for draw in draws) for run in draws[0]["runs"]}
         best = max(value for what, value in means.items() if not what.startswith("treering"))
-        words.append(f"{means['treering']:.1f} % of {name} (the best of them {best:.1f} %)")
-    return f"Of test photos treering tells right {', '.join(words[:2])},\n{', '.join(words[2:-1])} and {words[-1]}.\n"
+        words.append(f"{means['treering']:.1f} % of the {name} (best rival: {best:.1f} %)")
+    return f"treering recognises {', '.join(words[:2])},\n{', '.join(words[2:-1])} and {words[-1]}.\n"
 
 
 def _right(draw: Record, what: str) -> float:
@@ -130,6 +160,8 @@ def parts() -> dict[tuple[Path, str], str]:
         (pages.README, "birds"): photo_sets_in_words(),
         (pages.PHOTOS, "birds"): photo_sets(),
         (pages.PHOTOS, "networks"): networks(),
+        (pages.PHOTOS, "unknown"): unknown(),
+        (pages.PHOTOS, "classes"): many_classes(),
         (pages.RESULTS, "tables"): markdown.measured(results),
         (pages.RESULTS, "speed"): throughput() + "\n" + scaling(),
     }
