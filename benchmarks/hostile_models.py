@@ -34,7 +34,9 @@ class Mutant:
         return sorted(file for file in found if not file.is_symlink() and file.is_file())
 
     def any_file(self, *patterns: str) -> Path:
-        return self.draw.choice(self.files(*patterns) or [self.path / "manifest.json"])
+        """Return a file that an earlier change has not made too large to be read."""
+        files = [file for file in self.files(*patterns) if file.stat().st_size < 2**27]
+        return self.draw.choice(files or [self.path / "manifest.json"])
 
     def manifest_file(self) -> Path:
         return self.any_file("manifest.json", "manifest.json", "previous/*.json")
