@@ -154,10 +154,12 @@ def attempt(act: Callable[[Path], None], path: Path) -> None:
 
 def started(command: Command, path: Path, printed: Path) -> int:
     """Start the command in a process that waits for a signal; return its number."""
+    stream = printed.open("w")  # by this process, whose calls do not fail
     process = os.fork()
     if process:
+        stream.close()
         return process
-    sys.stdout = sys.stderr = printed.open("w")  # until the process ends
+    sys.stdout = sys.stderr = stream  # until the process ends
     signal.sigwait({signal.SIGUSR1})
     code = 1
     try:
