@@ -18,7 +18,7 @@ from torch import Tensor
 
 from treering import Augmentation, Budget, Learner, Optimizer, Schedule, TreeringError
 from treering.core.trainer import EpochReport, InFlight
-from treering.methods import Tuned, tuned
+from treering.methods import Tuned, trained_copy, tuned
 from treering.methods.base import Step
 from treering.methods.left_out import Trial
 from treering.runtime import pixels
@@ -96,7 +96,7 @@ def test_training_that_diverges_is_thrown_away(settings: dict[str, Any], caplog:
 
 def test_images_that_judge_are_never_trained_on(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taught: list[tuple[str, bytes]] = []
-    learn = tuned._FromClosedForm.learn_step
+    learn = trained_copy.FromClosedForm.learn_step
 
     def watching(tuning: Any, step: Step) -> None:
         memory = list(tuning.memory.exemplars.items())
@@ -104,8 +104,8 @@ def test_images_that_judge_are_never_trained_on(chosen: str, monkeypatch: pytest
         taught.extend((label, digest) for label, part in memory + own for digest in pixels.digests(part))
         learn(tuning, step)
 
-    monkeypatch.setattr(tuned._FromClosedForm, "learn_step", watching)
-    monkeypatch.setattr(tuned._FromClosedForm, "held", lambda self, images: images)
+    monkeypatch.setattr(trained_copy.FromClosedForm, "learn_step", watching)
+    monkeypatch.setattr(trained_copy.FromClosedForm, "held", lambda self, images: images)
     one = learner().partial_fit(*FIRST).partial_fit(*SECOND).partial_fit(*THIRD)
     keys = {int.from_bytes(hashlib.sha256(b"%d %b" % pair).digest()[:8], signed=True) for pair in taught}
     judging = tuned_of(one).judging

@@ -8,7 +8,6 @@ answers from now on, the trained one, or the mean of both. Training that diverge
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -19,35 +18,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treering import words
-from treering.core import augment, backbones
-from treering.core.closed_form import Statistics, solve
+from treering.core import augment
+from treering.core.closed_form import Statistics
 from treering.core.network import IncrementalNetwork
 from treering.core.trainer import DivergedError
 from treering.errors import TreeringError
 from treering.methods.base import Step
-from treering.methods.closed_form import (
-    MOST_SUMMED,
-    AtHand,
-    ClosedForm,
-    Measuring,
-    Solved,
-    no_image,
-    stacked,
-    together_by_class,
-)
+from treering.methods.closed_form import MOST_SUMMED, ClosedForm, Measuring
 from treering.methods.eeil import EEIL
 from treering.methods.left_out import LeftOut, Trial
 from treering.methods.plan import Counts, StagePlan
-from treering.recipe import Augmentation, Recipe, Schedule
+from treering.methods.solved import AtHand, Solved, no_image, stacked, together_by_class
+from treering.methods.trained_copy import Both, FromClosedForm, copied
+from treering.recipe import Recipe, Schedule
 from treering.runtime import pixels
-from treering.runtime.pixels import Images, PixelFile
+from treering.runtime.pixels import Images
 
 logger = words.logger(__name__)
 
 JUDGING = 5
 """One image in this many of each class is never trained on."""
-ROOM_TO_CROP = 9 / 8
-"""How much larger than its crops an image is held for training."""
 SHARES = {"frozen": 0.0, "both": 0.5, "tuned": 1.0}
 """What can answer: how much the trained network's probabilities count."""
 PREFIX, JUDGES, SHARE = "tuned.", "statistics.judging", "tuned.share"
@@ -61,7 +51,7 @@ class Tuned(ClosedForm):
 
     def __init__(self, recipe: Recipe, network: IncrementalNetwork, generator: torch.Generator) -> None:
         super().__init__(recipe, network, generator)
-        self.tuning = _FromClosedForm(recipe, _copied(network), generator)
+        self.tuning = FromClosedForm(recipe, copied(network), generator)
         self.tuned = Solved(self.tuning.network)
         self.trainer = self.tuning.trainer
         self.share = 0.0
@@ -241,7 +231,7 @@ class Tuned(ClosedForm):
             return super().answering()
         tuned = self.tuned.network
         measuring = tuned if self.usual_distances is None else Measuring(tuned, self._measure())
-        return _Both(self.network, measuring, self.share)
+        return Both(self.network, measuring, self.share)
 
     @classmethod
     def plan_step(cls, recipe: Recipe, step: Counts, memory: Counts) -> list[StagePlan]:
@@ -291,88 +281,6 @@ class Tuned(ClosedForm):
             self.tuned.load_tensors(sums)
         except ValueError as error:
             raise ValueError(f"{PREFIX}{error}") from None
-
-
-class _FromClosedForm(EEIL):
-    """The paper's method, with heads that start from a closed form of the images at hand."""
-
-    unit_features = True
-
-    def held(self, images: Images) -> Images:
-        """Return images as they are held for training, a bit larger than the crops; in a file if these are in one."""
-        size = round(ROOM_TO_CROP * self.recipe.augmentation.crop_size)
-        settings = Augmentation(kind="photo", crop_size=size)
-        parts = (augment.plain(part.to(self.network.device), settings) for part in images.split(4 * augment.PHOTOS))
-        if isinstance(images, Tensor):
-            return torch.cat(list(parts)) if len(images) else images
-        stored = PixelFile((images.shape[1], size, size), images.folder)
-        for part in parts:
-            stored.append(part)
-        return stored.images()
-
-    def learn_step(self, step: Step) -> None:
-        parts, new = dict[int, list[Tensor]](), step.by_class()
-        for images_by_class in (self.memory.exemplars, new):
-            for label, images in images_by_class.items():
-                parts.setdefault(label, []).append(F.normalize(self.features(images)))
-                self.trainer.passed(len(images))
-        features = {label: torch.cat(own) for label, own in parts.items()}
-        classes = self.network.classes + step.new_classes
-        x_ND, labels_N = stacked(features)
-        sums = Statistics.empty(self.network.feature_size, self.network.device).added(x_ND, labels_N, classes)
-        self.start = solve(sums, x_ND, labels_N)
-        self._set_heads()
-        super().learn_step(step)
-
-    def add_head(self, classes: int) -> None:
-        super().add_head(classes)
-        self._set_heads()
-
-    def _set_heads(self) -> None:
-        """Set all heads to the closed form's."""
-        classes, temperature = self.network.classes, self.start.setting.temperature
-        with torch.no_grad():
-            self.network.weight[:classes] = temperature * self.start.weight[:classes].float()
-            self.network.bias[:classes] = temperature * self.start.bias[:classes].float()
-
-    def update_memory(self, candidates: dict[int, Images]) -> None:
-        """Store nothing: the exemplars are those of the closed form."""
-
-
-class _Both(nn.Module):
-    """The mean of two networks' probabilities, and the distances that the trained one's module may give."""
-
-    def __init__(self, frozen: IncrementalNetwork, tuned: nn.Module, share: float) -> None:
-        super().__init__()
-        self.frozen, self.tuned, self.share = frozen, tuned, share
-
-    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        said = self.tuned(images)
-        logits_NC, *distances_N = said if isinstance(said, tuple) else (said,)
-        frozen, tuned = (part[:, : self.frozen.classes].softmax(1) for part in (self.frozen(images), logits_NC))
-        both = ((1 - self.share) * frozen + self.share * tuned).clamp_min(1e-30).log()
-        return (both, *distances_N) if distances_N else both
-
-
-def _copied(network: IncrementalNetwork) -> IncrementalNetwork:
-    """Return a network for training, with a copy of the features and no heads yet."""
-    features = copy.deepcopy(network.features)
-    size = network.feature_size
-    if isinstance(features, backbones.Pretrained) and features.last_features:
-        size = features.last_features
-        features.use_stages(False)
-    mean = network.mean_image.mean((1, 2), keepdim=True)
-    twin = IncrementalNetwork(
-        features,
-        size,
-        mean,
-        network.pixel_scale,
-        network.engine,
-        network.draws,
-        unit_features=True,
-        fixed_statistics=True,
-    )
-    return twin.to(network.device).eval()
 
 
 def mixed(frozen_NC: Tensor, tuned_NC: Tensor, share: float) -> Tensor:
