@@ -272,12 +272,22 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the signal is another one there")
+def heeds_interruptions() -> None:
+    """Heed SIGINT, which a shell has its background jobs ignore, and all that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_real_watch_ends_with_the_exit_code_of_an_interruption(tmp_path: Path) -> None:
     tiny_learner(backbone="small").partial_fit(*examples({"cat": 4, "dog": 4})).save(tmp_path / "model")
     (tmp_path / "inbox").mkdir()
     asked = ["predict", str(tmp_path / "model"), "--watch", str(tmp_path / "inbox"), "--json", "--device", "cpu"]
     with (tmp_path / "out").open("w") as out:
-        child = subprocess.Popen([sys.executable, "-m", "treering", *asked], stdout=out, stderr=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "treering", *asked],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            preexec_fn=heeds_interruptions,
+        )
         try:
             for number in range(300):  # until the watch has begun
                 put(tmp_path / "inbox" / f"{number}.png")
