@@ -143,7 +143,7 @@ def photo_sets_in_words() -> str:
     for name, draws in _photos().items():
         means = {run["what"]: fmean(_right(draw, run["what"]) for draw in draws) for run in draws[0]["runs"]}
         best = max(value for what, value in means.items() if not what.startswith("treering"))
-        words.append(f"{means['treering']:.1f} % of the {name} (best rival: {best:.1f} %)")
+        words.append(f"{means['treering']:.1f} % of {name} (best rival: {best:.1f} %)")
     return f"treering recognises {', '.join(words[:2])},\n{', '.join(words[2:-1])} and {words[-1]}.\n"
 
 
