@@ -230,7 +230,7 @@ def _trial(trial: Trial | None) -> Iterator[str]:
     right = trial.tuned if trial.chosen == "tuned" else trial.both
     together = ", together with the network as it came" if trial.chosen == "both" else ""
     if right == trial.frozen:
-        yield f"Training the network made it surer{together}: {asked}, {right} are right, as many as without it."
+        yield f"Training the network made its answers surer: {asked}, {right} are right, as many as without it."
     else:
         yield f"Training the network helped: {asked}, {right} are right{together}, and {trial.frozen} without it."
 
