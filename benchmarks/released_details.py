@@ -115,7 +115,7 @@ class WithDetails(EEIL):
         super().update_memory(candidates)
         if "shrinking" in self.details:
             for label, images in self.memory.exemplars.items():
-                order = torch.randperm(len(images), generator=self.generator, device=images.device)
+                order = torch.randperm(len(images), generator=self.generator, device=self.generator.device)
                 self.memory.store(label, images[order])
 
 

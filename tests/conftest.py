@@ -26,6 +26,8 @@ from treering import Augmentation, Budget, Learner, Optimizer, Recipe, Schedule
 from treering.core import trainer
 from treering.core.trainer import EpochReport, Watcher
 from treering.methods import Method
+from treering.runtime import pixels
+from treering.runtime.pixels import Images
 
 torch.set_num_threads(1)
 
@@ -146,11 +148,11 @@ def state_of(learner: Learner) -> dict[str, Any]:
     }
 
 
-def kept(images: Tensor | np.ndarray) -> list[bytes]:
+def kept(images: Images | np.ndarray) -> list[bytes]:
     """Images as bytes C x H x W, in their order: to be compared and looked up."""
     if isinstance(images, np.ndarray):
         images = torch.from_numpy(np.ascontiguousarray(images)).movedim(-1, 1)
-    return [image.contiguous().numpy().tobytes() for image in images]
+    return [image.contiguous().numpy().tobytes() for image in pixels.tensor(images)]
 
 
 def run_python(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

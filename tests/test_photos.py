@@ -20,6 +20,7 @@ from treering.core.metrics import interval
 from treering.images.files import read
 from treering.model import examine
 from treering.photos.plan import Plan
+from treering.runtime import pixels
 from treering.storage import model_folder as checkpoint
 
 LARGER = {"changes": [*CHANGES, "memory.held_out=0.5"], "memory": 8}
@@ -218,7 +219,7 @@ def test_partial_fit_does_not_train_on_held_out_images(
     assert trained
     assert not trained & secret
     assert f"{len(secret)} of the images are left out: they are held out of training" in caplog.text
-    held_out = torch.cat(list(learner.learnt_model().held_out.values()))
+    held_out = torch.cat([pixels.tensor(part) for part in learner.learnt_model().held_out.values()])
     with pytest.raises(TreeringError, match="all images are held out of training"):
         learner.partial_fit(held_out, ["cat"] * len(held_out))
     owls, _ = examples({"owl": 3}, side=SIDE)
@@ -496,7 +497,7 @@ def test_the_outcome_of_held_out_images_is_what_the_saved_model_says_of_them(
     model = learner.learnt_model()
     right = dict.fromkeys(model.classes, 0)
     for column, images in model.held_out.items():
-        said = learner.predict(images.movedim(1, -1).numpy()).tolist()
+        said = learner.predict(pixels.tensor(images).movedim(1, -1).numpy()).tolist()
         right[model.classes[column]] = said.count(model.classes[column])
     total = sum(map(len, model.held_out.values()))
     assert total == 3, "a cat, a dog, an owl"

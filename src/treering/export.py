@@ -20,6 +20,7 @@ from treering.errors import TreeringError, first_line
 from treering.model import Model, input_shape
 from treering.prediction import LONGEST_SIDE, SHARE, threshold
 from treering.runtime import files
+from treering.runtime.pixels import join, tensor
 from treering.session import own_precision
 from treering.version import __version__
 
@@ -92,13 +93,14 @@ def export(model: Model, out: Path) -> float:
 def _compared_on(model: Model) -> Tensor:
     """Return images that the model keeps as its network sees them, N x C x H x W, or noise if it keeps none."""
     method = model.method
-    kept: list[Tensor] = [*method.memory.exemplars.values(), *model.held_out.values()]
-    images = [image for part in kept for image in part.cpu()]
+    kept = [*method.memory.exemplars.values(), *model.held_out.values()]
+    every = sum(map(len, kept))
     seen = math.prod(input_shape(method.recipe, model.image_shape)[1:])
     count = min(CHECKED, max(2, CHECKED_PIXELS // seen))
     seeded = torch.Generator().manual_seed(0)
     noise = (torch.randint(256, model.image_shape, generator=seeded, dtype=torch.uint8) for _ in range(count))
-    checked = images[:: max(1, len(images) // count)] or noise  # some of every class
+    chosen = slice(None, None, max(1, every // count))  # some of every class
+    checked = tensor(join(kept)[chosen]).cpu() if every else noise
     return torch.cat([method.plain(image[None]) for image in checked]).float()
 
 

@@ -29,7 +29,7 @@ from treering.recipe import Budget, Recipe, Schedule
 from treering.runtime import files
 from treering.runtime.device import find_device
 from treering.runtime.gate import Gate
-from treering.runtime.pixels import Images
+from treering.runtime.pixels import Images, tensor
 from treering.storage import model_folder
 from treering.storage.manifest import MOST_EARLIER
 
@@ -153,7 +153,8 @@ class Learner:
         """The exemplars of each class, best first: n x H x W x C, uint8."""
         learnt = self.learnt_model()
         exemplars = learnt.method.memory.exemplars.items()
-        return {learnt.classes[column]: images.movedim(1, -1).cpu().numpy().copy() for column, images in exemplars}
+        every = {learnt.classes[column]: tensor(images) for column, images in exemplars}
+        return {name: images.movedim(1, -1).cpu().numpy().copy() for name, images in every.items()}
 
     @torch.inference_mode(False)
     @torch.enable_grad()
@@ -319,6 +320,11 @@ class Learner:
         if check:
             model.require_whole(path)
         loaded = model.load(path, backbone, find_device(device))
+        return cls.of(loaded, backbone, device)
+
+    @classmethod
+    def of(cls, loaded: Model, backbone: nn.Module | None = None, device: str = "auto") -> Self:
+        """Return the learner of a model, for treering's other modules."""
         learner = cls(backbone=backbone, recipe=loaded.method.recipe, seed=loaded.seed, device=device)
         learner._model = loaded
         return learner

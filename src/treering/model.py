@@ -26,7 +26,7 @@ from treering.errors import TreeringError, is_out_of_memory
 from treering.images import arrays
 from treering.methods.base import Method, Step
 from treering.recipe import Augmentation, Budget, Recipe
-from treering.runtime.pixels import Images, digests
+from treering.runtime.pixels import Images, digests, join, tensor
 from treering.session import own_precision
 from treering.storage import check as checks
 from treering.storage import model_folder, resume
@@ -54,7 +54,7 @@ class Model:
     """The label of each column."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """One record per step."""
-    held_out: dict[int, Tensor] = field(default_factory=dict)
+    held_out: dict[int, Images] = field(default_factory=dict)
     """The images of each column that only measure the accuracy and are never trained on."""
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class Model:
         """Leave out the images that are held out to measure the accuracy."""
         if not self.held_out:
             return pixels, names
-        secret = set(digests(torch.cat(list(self.held_out.values()))))
+        secret = set(digests(join(list(self.held_out.values()))))
         free = [index for index, digest in enumerate(digests(pixels)) if digest not in secret]
         lost = in_order(set(names) - {names[index] for index in free} - set(self.classes))
         if lost or not free:
@@ -200,8 +200,8 @@ def read(backbone: nn.Module | None, device: torch.device, folder: Folder, manif
         raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {error}") from None
     memory, held_out = model_folder.images_of(folder, manifest)
     for label, ranked in memory.items():
-        method.memory.store(label, ranked.to(device))
-    return Model(method, seed, shape, list(manifest.classes), history, held_out)
+        method.memory.store(label, tensor(ranked).to(device) if method.reads_memory else ranked)
+    return Model(method, seed, shape, list(manifest.classes), history, dict(held_out))
 
 
 def examine(folder: Folder, manifest: Manifest) -> None:

@@ -10,12 +10,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from treering.runtime import pixels
+from treering.runtime.pixels import Images
+
 
 class Memory:
     """The exemplars of each class as uint8 images, best first; `Method.update_memory` shrinks and stores them."""
 
     def __init__(self) -> None:
-        self.exemplars: dict[int, Tensor] = {}
+        self.exemplars: dict[int, Images] = {}
         """The images n x C x H x W of each class, best first, by the class's column."""
 
     def __len__(self) -> int:
@@ -27,13 +30,9 @@ class Memory:
 
     def shrink(self, quota: int) -> None:
         """Cut each class to its best `quota` exemplars; the others never come back."""
-        # A copy, so that the removed images' storage is freed.
-        self.exemplars = {
-            label: images if len(images) <= quota else images[:quota].clone()
-            for label, images in self.exemplars.items()
-        }
+        self.exemplars = {label: _best(images, quota) for label, images in self.exemplars.items()}
 
-    def store(self, label: int, ranked_images: Tensor) -> None:
+    def store(self, label: int, ranked_images: Images) -> None:
         """Set the exemplars of one class, best first."""
         self.exemplars[label] = ranked_images
 
@@ -50,17 +49,24 @@ class Memory:
         return together(self.exemplars)
 
 
-def moved_up(by_class: Mapping[int, Tensor], gone: int) -> dict[int, Tensor]:
+def _best(images: Images, count: int) -> Images:
+    """Return the first `count` images; a copy of a tensor's, so that the others' storage is freed."""
+    if len(images) <= count:
+        return images
+    return images[:count].clone() if isinstance(images, Tensor) else images[:count]
+
+
+def moved_up(by_class: Mapping[int, Images], gone: int) -> dict[int, Images]:
     """Return what each class has without the class `gone`, the numbers behind which move up by one."""
     return {label - (label > gone): part for label, part in by_class.items() if label != gone}
 
 
-def merged(by_class: Mapping[int, Tensor], kept: int, gone: int, quota: int) -> dict[int, Tensor]:
+def merged(by_class: Mapping[int, Images], kept: int, gone: int, quota: int) -> dict[int, Images]:
     """Return what each class has once the images of the class `gone` are those of `kept`, by turns and `quota` of them.
 
     An image that both have counts once. The numbers behind `gone` move up by one.
     """
-    parts = [by_class[label] for label in (kept, gone) if label in by_class]
+    parts = [pixels.tensor(by_class[label]) for label in (kept, gone) if label in by_class]
     longest = max(map(len, parts), default=0)
     turns = [part[rank] for rank in range(longest) for part in parts if rank < len(part)]
     once: dict[bytes, Tensor] = {}
@@ -71,8 +77,10 @@ def merged(by_class: Mapping[int, Tensor], kept: int, gone: int, quota: int) -> 
     return moved_up({**by_class, **own}, gone)
 
 
-def together(images_by_class: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+def together(images_by_class: Mapping[int, Images]) -> tuple[Tensor, Tensor]:
     """Return the images of all classes in one tensor, and their labels."""
-    parts = list(images_by_class.values())
-    labels = [torch.full((len(part),), label, device=part.device) for label, part in images_by_class.items()]
+    parts = list(map(pixels.tensor, images_by_class.values()))
+    labels = [
+        torch.full((len(part),), label, device=part.device) for label, part in zip(images_by_class, parts, strict=True)
+    ]
     return torch.cat(parts), torch.cat(labels)

@@ -22,7 +22,7 @@ from treering.experiments import result
 from treering.experiments.result import is_of_other_images
 from treering.methods.base import Method, Snapshot
 from treering.recipe import Recipe
-from treering.runtime import files
+from treering.runtime import files, pixels
 from treering.storage import resume
 from treering.storage.resume import prefixed, unprefixed
 from treering.storage.tensors import LARGEST_HEADER
@@ -126,7 +126,7 @@ class StateFile:
     def save(self, start: Snapshot, in_flight: InFlight | None, record: Record) -> None:
         """Write the method's state before the step and, during the step, the state of its training."""
         tensors = prefixed("start", start.tensors) | {"start.generator": start.generator}
-        tensors |= {f"memory.{label}": images for label, images in start.exemplars.items()}
+        tensors |= {f"memory.{label}": pixels.tensor(images) for label, images in start.exemplars.items()}
         facts = asdict(record) | {"recipe": self.recipe.to_dict(), "data": self.data, "head_sizes": start.head_sizes}
         training, facts["fits"] = resume.pack(in_flight)
         self.make_folder()

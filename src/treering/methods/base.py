@@ -51,7 +51,7 @@ class Snapshot:
     columns: int
     unsaved: dict[str, Tensor]
     """The network's buffers that are not saved with it."""
-    exemplars: dict[int, Tensor]
+    exemplars: dict[int, Images]
     generator: Tensor
     recipe: Recipe
 
@@ -75,6 +75,8 @@ class Method(ABC):
     """Whether `most_images` bounds how long it trains."""
     needs_memory = True
     """Whether a method that keeps exemplars cannot learn without any."""
+    reads_memory = True
+    """Whether a step looks at every exemplar; else most of them stay undecoded when a model is loaded."""
     compiles = True
     """Whether compiling its feature extractor pays, where no kernel serves."""
     any_number_of_rows: Mapping[str, int] = MappingProxyType({})
@@ -285,7 +287,7 @@ class Method(ABC):
             exemplars = self.memory.exemplars[label]
             kept = set(pixels.digests(exemplars))
             fresh = torch.tensor([digest not in kept for digest in pixels.digests(candidates[label])])
-            candidates[label] = pixels.join([exemplars, candidates[label][fresh.to(exemplars.device)]])
+            candidates[label] = pixels.join([exemplars, candidates[label][fresh]])
         return candidates
 
     def rank(self, candidates: dict[int, Images], count: int) -> dict[int, Tensor]:

@@ -45,6 +45,7 @@ class ClosedForm(Method):
     needs_memory = False
     unit_features = True
     trains = False
+    reads_memory = False
     bounds_training = True
     merges = True
     any_number_of_rows: Mapping[str, int] = MappingProxyType(
@@ -86,7 +87,7 @@ class ClosedForm(Method):
         self.left_out = self._conclude(at_hand, self.frozen.log_probabilities(at_hand.features(), keep=True))
         self._store(step, new)
 
-    def _said_before(self, asked: Mapping[int, Tensor], features: Mapping[int, Tensor]) -> Tensor:
+    def _said_before(self, asked: Mapping[int, Images], features: Mapping[int, Tensor]) -> Tensor:
         """Return what all other images say of each exemplar that is asked about, before the step."""
         return self.frozen.log_probabilities(features, no_image(features))
 
@@ -211,7 +212,7 @@ class ClosedForm(Method):
         self.numbers.merge(kept, gone)
         self.left_out, self._distances = None, None
 
-    def _asked(self) -> dict[int, Tensor]:
+    def _asked(self) -> dict[int, Images]:
         """Return the best exemplars of each class, as many of each as may be asked about in all."""
         exemplars = self.memory.exemplars
         each = max(1, MOST_EXEMPLARS_ASKED // len(exemplars)) if exemplars else 0
@@ -219,8 +220,8 @@ class ClosedForm(Method):
 
     def _features_by_class(self, images: Mapping[int, Images]) -> dict[int, Tensor]:
         parts = list(images.values())
-        if not parts or not all(isinstance(part, Tensor) for part in parts):
-            return {label: self._unit_features(part) for label, part in images.items()}
+        if not parts:
+            return {}
         together_ND = self._unit_features(pixels.join(parts))  # each class may have an image or two alone
         return dict(zip(images, together_ND.split(list(map(len, parts))), strict=True))
 

@@ -23,6 +23,7 @@ from treering.methods.base import Method, Step
 from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Recipe
 from treering.runtime import pixels
+from treering.runtime.pixels import Images
 
 MOST_REPEATED = 512
 """The most images for which a task repeats its own: more memory than that is never filled with copies."""
@@ -100,7 +101,7 @@ class GEM(Method):
 
     def _by_task(self) -> list[tuple[Tensor, Tensor]]:
         """Return the images that each earlier task keeps, as the network sees them, and their labels."""
-        by_task: dict[int, dict[int, Tensor]] = {}
+        by_task: dict[int, dict[int, Images]] = {}
         for label, images in self.memory.exemplars.items():
             by_task.setdefault(int(self.network.head_of_class[label]), {})[label] = images
         kept = [together(by_task[task]) for task in sorted(by_task)]

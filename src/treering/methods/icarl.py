@@ -75,7 +75,7 @@ class ICaRL(Method):
         """Return the mean feature of each class's exemplars and their mirror images, normalised before and after."""
         means = []
         for label in range(self.network.classes):
-            images = self.plain(self.memory.exemplars[label])
+            images = self.plain(pixels.tensor(self.memory.exemplars[label]))
             both = torch.stack([self.network.predict_features(part) for part in (images, augment.mirror(images))])
             means.append(F.normalize(both, dim=2).mean((0, 1)))
         return F.normalize(torch.stack(means))

@@ -89,7 +89,7 @@ class AtHand:
     """The images at hand in a step: the exemplars that are asked about and the step's own, class by class."""
 
     step: Step
-    asked: Mapping[int, Tensor]
+    asked: Mapping[int, Images]
     own: Mapping[int, Images]
     old: Mapping[int, Tensor]
     """The features of the exemplars that are asked about."""

@@ -69,7 +69,7 @@ class Tuned(ClosedForm):
         super().__setstate__(state)
         self.tuning.generator = self.generator
 
-    def _said_before(self, asked: Mapping[int, Tensor], features: Mapping[int, Tensor]) -> Tensor:
+    def _said_before(self, asked: Mapping[int, Images], features: Mapping[int, Tensor]) -> Tensor:
         said = super()._said_before(asked, features)
         if not self.share:
             return said

@@ -6,8 +6,10 @@ import hashlib
 import tempfile
 import uuid
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -36,7 +38,7 @@ class PixelFile:
 
     def images(self) -> StoredImages:
         """Return all images that have been stored so far."""
-        return StoredImages(self, torch.arange(self.rows))
+        return _Rows(self, torch.arange(self.rows))
 
     def read(self, rows: Tensor) -> Tensor:
         """Read the images in these rows; they are not mapped, since mapped pages would count as memory in use."""
@@ -53,7 +55,8 @@ class _Joined:
 
     def __init__(self, parts: Sequence[Images]) -> None:
         self.parts, self.shape = parts, parts[0].shape[1:]
-        self.folder = next((part.folder for part in parts if isinstance(part, StoredImages)), None)
+        folders = (part.folder for part in parts if isinstance(part, StoredImages))
+        self.folder = next((folder for folder in folders if folder), None)
 
     def read(self, rows: Tensor) -> Tensor:
         """Read the images in these rows, which are numbered through all parts."""
@@ -66,34 +69,53 @@ class _Joined:
         return pixels
 
 
-class StoredImages:
-    """Some images of a file, N x C x H x W: indexing gives fewer of them, `split` and `tensor` give their pixels."""
+class StoredImages(ABC):
+    """Images N x C x H x W whose pixels are not in memory: indexing gives fewer of them, `split` gives their pixels."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """N, C, H, W."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the file that holds the pixels, if there is one."""
+        return None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def __getitem__(self, index: Tensor | slice) -> Self: ...
+
+    @abstractmethod
+    def split(self, size: int) -> Iterator[Tensor]:
+        """Yield the pixels, `size` images at a time; of no image, a tensor of none."""
+
+    def tensor(self) -> Tensor:
+        """Return all pixels."""
+        return next(self.split(max(1, len(self))))
+
+
+class _Rows(StoredImages):
+    """Images in some rows of a file, or of several parts."""
 
     def __init__(self, source: PixelFile | _Joined, rows: Tensor) -> None:
         self._source, self._rows = source, rows
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self._rows), *self._source.shape))
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the file."""
         return self._source.folder
 
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((len(self), *self._source.shape))
-
-    def __getitem__(self, index: Tensor | slice) -> StoredImages:
-        return StoredImages(self._source, self._rows[index.cpu() if isinstance(index, Tensor) else index])
+    def __getitem__(self, index: Tensor | slice) -> Self:
+        return type(self)(self._source, self._rows[index.cpu() if isinstance(index, Tensor) else index])
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """Yield the pixels, `size` images at a time."""
         return (self._source.read(rows) for rows in self._rows.split(size))
-
-    def tensor(self) -> Tensor:
-        """Read all pixels into memory."""
-        return self._source.read(self._rows)
 
 
 Images = Tensor | StoredImages
@@ -118,4 +140,4 @@ def join(parts: Sequence[Images]) -> Images:
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if len(tensors) == len(parts):
         return torch.cat(tensors)
-    return StoredImages(_Joined(parts), torch.arange(sum(map(len, parts))))
+    return _Rows(_Joined(parts), torch.arange(sum(map(len, parts))))

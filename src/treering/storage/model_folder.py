@@ -28,17 +28,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from treering import words
 from treering.errors import TreeringError, UnjudgedError
 from treering.images.files import WORKERS
+from treering.runtime.pixels import Images
 from treering.storage import lock, names, pictures, versions
 from treering.storage import manifest as manifests
 from treering.storage import tensors as stored
 from treering.storage.folder import Folder
 from treering.storage.manifest import COPY, Entry, Manifest
+from treering.storage.pictures import Pictures
 
 logger = words.logger(__name__)
 
@@ -70,9 +71,9 @@ class Content:
     """The label of each column."""
     tensors: dict[str, Tensor]
     """The network's weights and statistics."""
-    memory: Mapping[int, Tensor]
+    memory: Mapping[int, Images]
     """The exemplars of each column, best first."""
-    held_out: Mapping[int, Tensor]
+    held_out: Mapping[int, Images]
     history: list[dict[str, Any]]
 
 
@@ -85,23 +86,24 @@ def save(content: Content, path: Path, keep: int = KEEP) -> None:
         replace(content, folder, keep)
 
 
-def replace(content: Content, folder: Folder, keep: int) -> None:
+def replace(content: Content, folder: Folder, keep: int, instead: bool = False) -> None:
     """Do what `save` does, for a caller that is `writing` to the folder already.
 
+    The current version goes if this one comes `instead` of it, and the version before it is what `undo` leads to.
     An unfinished step gives way where the disk has no room for both: the model that is saved is what it leads to.
     """
     unsaveable = next((label for label in content.classes if type(label) not in SAVEABLE), None)
     if unsaveable is not None:
         raise TreeringError(f"label {unsaveable!r} cannot be saved: use texts or numbers as labels")
     try:
-        _replace(content, folder, keep)
+        _replace(content, folder, keep, instead)
     except OSError as error:
         if error.errno not in NO_ROOM or not folder.exists(names.LEARNING):
             raise
-        _replace_instead_of_unfinished(content, folder, keep)
+        _replace_without_unfinished(content, folder, keep, instead)
 
 
-def _replace_instead_of_unfinished(content: Content, folder: Folder, keep: int) -> None:
+def _replace_without_unfinished(content: Content, folder: Folder, keep: int, instead: bool) -> None:
     """Try to save in the room of the unfinished step, which is put back if there is still too little.
 
     What is in its place and cannot be a step of this model goes without a copy: it could take all memory.
@@ -114,7 +116,7 @@ def _replace_instead_of_unfinished(content: Content, folder: Folder, keep: int) 
         unfinished = None
     folder.remove(names.LEARNING)
     try:
-        _replace(content, folder, keep)
+        _replace(content, folder, keep, instead)
     except OSError:
         clean(folder, None)
         if unfinished is not None:
@@ -122,7 +124,7 @@ def _replace_instead_of_unfinished(content: Content, folder: Folder, keep: int) 
         raise
 
 
-def _replace(content: Content, folder: Folder, keep: int) -> None:
+def _replace(content: Content, folder: Folder, keep: int, instead: bool) -> None:
     try:
         before = manifests.read(folder)
     except UnjudgedError:  # it may well be a model
@@ -132,7 +134,7 @@ def _replace(content: Content, folder: Folder, keep: int) -> None:
     files = write_files(folder, content, before)
     made = manifests.made(content.facts, asdict(files))
     manifests.checked(made, folder.path / manifests.NAME)  # nothing is written that could not be read again
-    if keep and before and before.files != files:
+    if keep and before and before.files != files and not instead:
         versions.add(folder, folder.read(manifests.NAME, manifests.LARGEST))
     folder.write(manifests.NAME, manifests.sealed(made))
     clean(folder, keep)
@@ -155,16 +157,14 @@ def write_files(folder: Folder, content: Content, before: Manifest | None) -> ma
             unflushed.append(name)
         return Entry(name, checksum)
 
-    def put_images(around: str, images_by_class: Mapping[int, Tensor]) -> tuple[tuple[Entry, ...], ...]:
-        places = [f"{around}/{label:04d}-{_slug(name)}" for label, name in enumerate(content.classes)]
+    def put_images(around: str, images_by_class: Mapping[int, Images]) -> tuple[tuple[Entry, ...], ...]:
+        entries: list[tuple[Entry, ...]] = []
         with ThreadPoolExecutor(WORKERS) as pool:
-            return tuple(
-                tuple(
-                    put(f"{place}/{rank:04d}-", encoded, ".png")
-                    for rank, encoded in enumerate(pool.map(pictures.encode, images_by_class.get(label, ())))
-                )
-                for label, place in enumerate(places)
-            )
+            for label, name in enumerate(content.classes):
+                place = f"{around}/{label:04d}-{_slug(name)}"
+                files = pictures.encoded(images_by_class[label], pool) if label in images_by_class else ()
+                entries.append(tuple(put(f"{place}/{rank:04d}-", file, ".png") for rank, file in enumerate(files)))
+        return tuple(entries)
 
     weights = {name: tensor.cpu().contiguous() for name, tensor in content.tensors.items()}
     history = manifests.utf8("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in content.history))
@@ -303,8 +303,8 @@ def weights_of(
         raise TreeringError(f"{file} cannot be used, since {error}: {COPY}") from None
 
 
-def images_of(folder: Folder, manifest: Manifest) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Read the exemplars and the held-out images of each column that has some."""
+def images_of(folder: Folder, manifest: Manifest) -> tuple[dict[int, Pictures], dict[int, Pictures]]:
+    """Read the exemplars and the held-out images of each column that has some; they are decoded when they are used."""
     shape, by_kind = manifest.image_shape, (manifest.files.memory, manifest.files.held_out)
     entries = [entry for by_class in by_kind for ranked in by_class for entry in ranked]
     taken = len(entries) * math.prod(shape)
@@ -314,17 +314,25 @@ def images_of(folder: Folder, manifest: Manifest) -> tuple[dict[int, Tensor], di
             what = f"{len(entries):,} images that would take {taken:,} bytes, far more than their files"
             raise TreeringError(f"{folder.path} keeps {what}, so they are no photos: {COPY}")
 
-    def decoded(entry: Entry) -> Tensor:
+    known: dict[str, bytes] = {}
+
+    def whole(entry: Entry) -> bytes:
         content = _read(folder, entry, pictures.most_bytes(shape))
+        if entry.sha256 in known:
+            return known[entry.sha256]
         try:
-            return pictures.decode(content, shape)
+            pictures.require_decodable(content, shape)
         except ValueError as error:
             file = folder.path / entry.name
             raise TreeringError(f"{file} is no image of the model's shape, since {error}: {COPY}") from None
+        return known.setdefault(entry.sha256, content)
+
+    def of_class(ranked: Sequence[Entry]) -> Pictures:
+        return Pictures(list(map(whole, ranked)), shape)
 
     with ThreadPoolExecutor(WORKERS) as pool:
         memory, held_out = (
-            {label: torch.stack(list(pool.map(decoded, ranked))) for label, ranked in enumerate(by_class) if ranked}
+            {label: found for label, found in enumerate(pool.map(of_class, by_class)) if len(found)}
             for by_class in by_kind
         )
     return memory, held_out

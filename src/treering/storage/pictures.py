@@ -1,10 +1,16 @@
-"""Exemplars and held-out images as PNG files, which are decoded only if they are what the model says of them."""
+"""Exemplars and held-out images as PNG files, which stay files in memory until their pixels are needed.
+
+A step may need few of them, and to decode or encode a photo takes many times longer than to read or write its file.
+"""
 
 from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,13 +18,48 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 from torch import Tensor
 
+from treering.images.files import WORKERS
+from treering.runtime import pixels, threads
+from treering.runtime.pixels import Images, StoredImages
+
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 """Pillow's name of 8-bit images by their number of channels."""
 
-CHUNKS = (b"IHDR", b"IDAT", b"IEND")
-"""The kinds of chunks that `encode` writes: the frame, the pixels and the end."""
+COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
+"""PNG's number of each of them."""
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
 BYTES_PER_CHUNK = 2**12
 """The fewest bytes that a file of many chunks has for each: `encode` gives all but the last one 2**16 or more."""
+FILTERS = 5
+"""How many ways there are to write a row of pixels; each row begins with the number of its own."""
+
+
+class Pictures(StoredImages):
+    """Images of one shape that stay PNG files in memory; each is decoded when its pixels are asked for."""
+
+    def __init__(self, files: Sequence[bytes], shape: Sequence[int]) -> None:
+        self.files, self._shape = list(files), torch.Size(shape)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.files), *self._shape))
+
+    def __getitem__(self, index: Tensor | slice) -> Self:
+        rows = torch.arange(len(self.files))[index.cpu() if isinstance(index, Tensor) else index]
+        return type(self)([self.files[row] for row in rows.tolist()], self._shape)
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        if not self.files:
+            yield torch.empty(self.shape, dtype=torch.uint8)
+        with ThreadPoolExecutor(threads.at_most(WORKERS)) as pool:
+            for start in range(0, len(self.files), size):
+                decoded = pool.map(lambda file: decode(file, self._shape), self.files[start : start + size])
+                yield torch.stack(list(decoded))
+
+
+def encoded(images: Images, pool: ThreadPoolExecutor) -> Iterable[bytes]:
+    """Return images as PNG files: as they are, if they are such."""
+    return images.files if isinstance(images, Pictures) else pool.map(encode, pixels.tensor(images))
 
 
 def encode(image: Tensor) -> bytes:
@@ -36,29 +77,51 @@ def most_bytes(shape: Sequence[int]) -> int:
 
 
 def decode(content: bytes, shape: Sequence[int]) -> Tensor:
-    """Return the image C x H x W in a PNG file; raise ValueError if it is no PNG file of just this shape."""
+    """Return the image C x H x W in a PNG file that `require_decodable` lets pass."""
     channels, height, width = shape
-    try:
-        _require_few_chunks(content)
-        image = PngImageFile(io.BytesIO(content))
-        if (image.mode, image.size) != (MODES[channels], (width, height)):
-            raise ValueError(f"it is {image.width} x {image.height} pixels of the kind {image.mode}")
-        pixels = np.array(image)
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever the decoder makes of damaged bytes
-        said = str(error) if type(error) is ValueError else "it cannot be decoded"
-        raise ValueError(said) from None
-    loaded = torch.from_numpy(pixels.reshape(height, width, channels)).movedim(-1, 0)
+    held = np.array(PngImageFile(io.BytesIO(content)))
+    loaded = torch.from_numpy(held.reshape(height, width, channels)).movedim(-1, 0)
     return loaded.clone(memory_format=torch.contiguous_format)
 
 
-def _require_few_chunks(content: bytes) -> None:
-    """Raise ValueError if a PNG file has chunks that treering never writes, each of which takes time and memory."""
-    place, left = 8, 8 + len(content) // BYTES_PER_CHUNK  # the file begins with 8 bytes that say that it is PNG
+def require_decodable(content: bytes, shape: Sequence[int]) -> None:
+    """Raise ValueError unless this is a PNG file of an image C x H x W, as `encode` writes it.
+
+    It takes a tenth of the time that decoding takes. What it lets pass, any decoder can decode.
+    """
+    channels, height, width = shape
+    if not content.startswith(SIGNATURE):
+        raise ValueError("it is no PNG file")
+    chunks = list(_chunks(content))
+    if len(chunks) < 3:
+        raise ValueError("it has fewer parts than an image has")
+    (head_kind, head), *data, (end_kind, end) = chunks
+    if head_kind != b"IHDR" or end_kind != b"IEND" or end or any(kind != b"IDAT" for kind, _ in data):
+        raise ValueError("it has parts that treering never writes")
+    if head != struct.pack(">IIBBBBB", width, height, 8, COLOURS[channels], 0, 0, 0):
+        raise ValueError(f"it is no image of {width} x {height} pixels of the kind {MODES[channels]}")
+    bytes_of_row = 1 + width * channels
+    inflater = zlib.decompressobj()
+    try:
+        rows = inflater.decompress(b"".join(part for _, part in data), height * bytes_of_row + 1)
+    except zlib.error:
+        raise ValueError("it cannot be decoded") from None
+    if len(rows) != height * bytes_of_row or not inflater.eof or inflater.unused_data:
+        raise ValueError("it has more or fewer pixels than it says")
+    if max(rows[::bytes_of_row]) >= FILTERS:
+        raise ValueError("it cannot be decoded")
+
+
+def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield kind and content of each chunk of a PNG file; raise ValueError if it is damaged or has many small ones."""
+    place, left = len(SIGNATURE), 8 + len(content) // BYTES_PER_CHUNK
     while place < len(content):
-        length, kind = struct.unpack_from(">I4s", content, place)
         left -= 1
-        if kind not in CHUNKS or left < 0:
+        if left < 0:
             raise ValueError("it has parts that treering never writes")
-        place += 12 + length  # with its length, its kind and its checksum
+        length = int.from_bytes(content[place : place + 4])
+        kind, part = content[place + 4 : place + 8], content[place + 8 : place + 8 + length]
+        place += 12 + length
+        if content[place - 4 : place] != zlib.crc32(kind + part).to_bytes(4):
+            raise ValueError("it cannot be decoded")
+        yield kind, part
