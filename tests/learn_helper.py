@@ -99,6 +99,12 @@ def _plain(value: Any) -> str:
     return repr([_plain(part) for part in value]) if isinstance(value, list | tuple) else repr(value)
 
 
+def is_only_solved(path: Path) -> bool:
+    """Whether the model has what was solved of its last step, whose training is still to come."""
+    history = Learner.load(path, device="cpu").history_ if (path / "manifest.json").exists() else []
+    return bool(history and history[-1].get("unfinished"))
+
+
 def leftovers(path: Path) -> list[str]:
     """Files in a model folder that no version of it names and that are neither its manifests nor its lock."""
     manifests = [path / "manifest.json", *path.glob("previous/[0-9]*.json")]
@@ -200,14 +206,15 @@ def killed_learn(base: Path | None, path: Path, folder: Path, at: list[int], in_
     if base:
         shutil.copytree(base, path)
     before, ended = digest(path), None
-    facts: dict[str, Any] = {"kills": 0, "unfinished": 0, "complete": False}
+    facts: dict[str, Any] = {"kills": 0, "unfinished": 0, "solved": 0, "complete": False}
     for moment in at:
         ended = attempt(path, folder, moment, in_writes)
         if ended:
             break
         facts["kills"] += 1
         facts["unfinished"] += (path / ".learning").exists()
-        if digest(path) != before:  # killed when the step was there already: nothing is left to be done
+        facts["solved"] += is_only_solved(path)
+        if not is_only_solved(path) and digest(path) != before:  # killed when nothing is left to be done
             return facts | {"complete": True, "digest": digest(path)}
     ended = ended or attempt(path, folder)
     assert ended is not None

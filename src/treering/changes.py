@@ -162,6 +162,7 @@ def relabelled(history: Sequence[Mapping[str, Any]], becomes: Mapping[Hashable, 
         known.update(new)
         images = _added_up(((label, [count]) for label, count in record["images"]), becomes)
         changed = {**record, "new_classes": new, "images": [[label, *counts] for label, counts in images.items()]}
+        changed.pop("unfinished", None)  # training would go on with the labels of before
         accuracy = record.get("accuracy") or {}
         if "classes" in accuracy:
             pairs = _added_up(accuracy["classes"].items(), texts)

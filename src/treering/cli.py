@@ -161,6 +161,7 @@ def learn(
     """Teach a model the classes of a folder; the model is created if it does not exist."""
     from treering.photos import learn as photos
     from treering.photos.console import Printer
+    from treering.photos.outcome import Outcome
     from treering.photos.plan import Plan
     from treering.storage import lock
 
@@ -169,12 +170,20 @@ def learn(
     printer = Printer(console)
     before = lock.version(model)
     plans: list[Plan] = []
+    solved_versions: list[object] = []
 
     def tell(plan: Plan) -> None:
         plans.append(plan)
         printer.plan(plan, model, folder)
 
+    def solved(outcome: Outcome) -> None:
+        printer.solved(outcome)
+        solved_versions.append(lock.version(model))
+
     def interrupted() -> str:
+        if lock.version(model) in solved_versions:
+            what = "knows these classes by what was solved"
+            return f"interrupted; {model} {what}: run the same command again to go on with the training"
         if lock.version(model) != before:
             return f"interrupted; {model} has learnt the step"
         saved = (model / ".learning").exists()
@@ -196,6 +205,7 @@ def learn(
             effort="fast" if fast else "thorough" if thorough else "usual",
             dry_run=dry_run,
             tell=tell,
+            solved=solved,
             progress=bars,
         )
     if outcome:

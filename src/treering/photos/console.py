@@ -67,6 +67,12 @@ class Printer(Terminal):
                 self.line(f"The same photo {where}: {_images(len(pairs))}.")
                 self._list(f"{one} and {other} show the same photo" for one, other in pairs)
 
+    def solved(self, outcome: Outcome) -> None:
+        """Print what is in the model before its network is trained."""
+        score = outcome.all
+        known = f"{score.right} of {_images(score.images)} are told right" if score else "they can be told apart"
+        self.line(f"Solved, and saved, in {duration(outcome.seconds)}: {known}. Now the network is trained.")
+
     def outcome(self, outcome: Outcome, plan: Plan) -> None:
         """Print what a step has led to."""
         self.line(f"Step {plan.step} is learnt, in {duration(outcome.seconds)}.")

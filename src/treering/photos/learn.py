@@ -1,12 +1,14 @@
 """`treering learn`: a folder of photos becomes a step of a model, as a transaction.
 
-If it is killed, loses power or runs out of disk at any moment, the model answers as before, and the same call goes on
-from the last saved epoch to the same result (bit for bit on a CPU).
+What can be solved in seconds is committed before a network is trained. If the call is killed, loses power or runs out
+of disk at any moment, the model answers as before or by what was solved, and the same call goes on from the last saved
+epoch to the same result (bit for bit on a CPU).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import time
@@ -28,11 +30,11 @@ from treering.photos.holdout import Division
 from treering.photos.outcome import Outcome, Said
 from treering.photos.plan import Plan
 from treering.photos.settings import Effort, Wishes
-from treering.photos.unfinished import Unfinished, of_photos
+from treering.photos.unfinished import Before, Unfinished, before_last_step, of_photos
 from treering.runtime import files, pixels
 from treering.runtime.device import find_device
 from treering.runtime.pixels import Images
-from treering.storage import lock, model_folder
+from treering.storage import lock, model_folder, names
 from treering.storage.folder import Folder
 
 logger = words.logger(__name__)
@@ -59,6 +61,7 @@ def learn(
     effort: Effort = "usual",
     dry_run: bool = False,
     tell: Callable[[Plan], None] = lambda plan: None,
+    solved: Callable[[Outcome], None] = lambda outcome: None,
     progress: Progress = lambda what, done, total: None,
 ) -> Outcome | None:
     """Add the classes and images of `folder` to the model at `path`, which is created if it does not exist.
@@ -88,7 +91,9 @@ def learn(
     dry_run : bool
         Stop once `tell` has got the plan; nothing is learnt or written.
     tell : callable
-        Called with the `Plan` before training begins.
+        Called with the `Plan` before anything is learnt.
+    solved : callable
+        Called with what was solved, once the model has it and before its network is trained.
     progress : callable
         Called with what is being done, how much of it is done and how much there is.
 
@@ -106,22 +111,34 @@ def learn(
         disk = None if dry_run else path  # this disk must have room for the model anyway
         lesson = _Lesson(learner, disk, effort, own_validation=checks is not None)
         photos = lesson.read(folder, found, functools.partial(progress, "reading"))
-        unfinished = Unfinished(opened, learner, photos.fingerprint, lesson.training)
-        if lesson.is_done(photos):
+        before = Before(learner, names.MANIFEST if learner.model else None)
+        is_solved = lesson.is_done(photos) and lesson.is_unfinished()
+        if is_solved and opened and (found_before := before_last_step(opened, learner)):
+            before, lesson = found_before, lesson.of(found_before.learner, effort)
+        elif lesson.is_done(photos):
             tell(lesson.plan_of_done(photos))
             if not dry_run:
-                unfinished.remove()
+                Unfinished(opened, before, photos.fingerprint, lesson.training).remove()
             return None
+        unfinished = Unfinished(opened, before, photos.fingerprint, lesson.training)
         division = lesson.divide(folder, photos, checks)
-        resume = unfinished.load(len(photos.new))
-        planned = lesson.plan(photos, division, resumed=resume is not None)
+        resume = unfinished.load(len(lesson.new(photos)))
+        planned = lesson.plan(photos, division, is_solved, resumed=resume is not None)
         tell(planned)
         if dry_run or not opened:
             return None
         what = "training" if planned.training_passes else "learning"
         watcher = _Saver(unfinished, planned, functools.partial(progress, what))
-        outcome = lesson.train(photos, division, resume, watcher)
-        lesson.commit(opened, photos, division, outcome, keep)
+        started = time.monotonic()
+        if planned.solves_first:
+            first = lesson.of(copy.copy(before.learner), "fast")
+            outcome = first.train(photos, division, None, watcher, started)
+            first.commit(opened, photos, division, outcome, max(keep, 1), unfinished=True)
+            solved(outcome)
+        instead = is_solved or planned.solves_first
+        with _solved_stays(path) if instead else contextlib.nullcontext():
+            outcome = lesson.train(photos, division, resume, watcher, started)
+            lesson.commit(opened, photos, division, outcome, keep, instead=instead)
         unfinished.remove()
         return outcome
 
@@ -143,6 +160,22 @@ def _out_of_memory_told(path: Path) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def _solved_stays(path: Path) -> Iterator[None]:
+    """Say that the model has what was solved, if it fails to get what is trained after that."""
+    version = lock.version(path)
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        no_memory = is_out_of_memory(error)
+        if lock.version(path) != version or not (no_memory or isinstance(error, OSError)):
+            raise
+        why = "out of memory" if no_memory else f"cannot save to {path}: {getattr(error, 'strerror', None) or error}"
+        raise TreeringError(
+            f"{why}; {path} knows these classes by what was solved: try again to train on them"
+        ) from error
+
+
 @dataclass(frozen=True)
 class _Photos:
     """The photos of a folder, read."""
@@ -150,8 +183,6 @@ class _Photos:
     loaded: LoadedFolder
     digests: list[bytes]
     """What each photo is recognised by."""
-    new: list[str]
-    """The classes that the model does not know."""
     fingerprint: str
 
 
@@ -159,29 +190,42 @@ class _Lesson:
     """How a folder of photos becomes a step: the photos are read, divided, planned, trained on and committed."""
 
     def __init__(self, learner: Learner, disk: Path | None, effort: Effort, own_validation: bool) -> None:
-        self.learner, self.disk, self.own_validation = learner, disk, own_validation
+        self.learner, self.disk, self.effort, self.own_validation = learner, disk, effort, own_validation
         self.model, self.recipe = learner.model, learner.resolved_recipe()
         self.training = settings.training_of(self.recipe, effort)
         self.known = [str(name) for name in self.model.classes] if self.model else []
         self.channels, self.size = self.model.image_shape[:2] if self.model else (3, self.recipe.run.image_size)
 
+    def of(self, learner: Learner, effort: Effort) -> _Lesson:
+        """Return the same lesson for another learner, or with another effort."""
+        return _Lesson(learner, self.disk, effort, self.own_validation)
+
     def read(self, folder: Path, found: ImageFolder, progress: Callable[[int, int], None]) -> _Photos:
         """Decode the photos, and compute the digests by which they are recognised."""
         loaded = folders.load(found, self.size, self.channels, self.disk, progress)
-        new = sorted(set(loaded.labels) - set(self.known))
         if not loaded.labels:
             raise TreeringError(f"no image in {folder} can be read ({_reasons(loaded)})")
-        if not self.known and len(new) < 2:
+        if not self.known and len(set(loaded.labels)) < 2:
             left_out = f" (others were left out: {_reasons(loaded)})" if loaded.skipped else ""
-            raise TreeringError(f"{folder} has one readable class only, {new[0]}: a model needs two or more{left_out}")
+            what = f"has one readable class only, {loaded.labels[0]}: a model needs two or more"
+            raise TreeringError(f"{folder} {what}{left_out}")
         digests = pixels.digests(loaded.images)
-        return _Photos(loaded, digests, new, of_photos(loaded.labels, digests, not self.own_validation))
+        return _Photos(loaded, digests, of_photos(loaded.labels, digests, not self.own_validation))
+
+    def new(self, photos: _Photos) -> list[str]:
+        """Return the classes that the model does not know."""
+        return sorted(set(photos.loaded.labels) - set(self.known))
 
     def is_done(self, photos: _Photos) -> bool:
         """Return whether the model's last step was this one, since an earlier call was killed after it had saved it."""
         if self.model is None or settings.is_resized(self.learner):
             return False
         return self.model.history[-1].get("files") == photos.fingerprint
+
+    def is_unfinished(self) -> bool:
+        """Return whether the model has only what was solved of its last step, and this lesson would train it too."""
+        assert self.model, "it has a last step"
+        return self.effort != "fast" and bool(self.model.history[-1].get("unfinished"))
 
     def divide(self, folder: Path, photos: _Photos, checks: ImageFolder | None) -> Division:
         """Decide which photos are trained on and which only measure the accuracy."""
@@ -193,20 +237,24 @@ class _Lesson:
             return division
         others = folders.load(checks, self.size, self.channels, self.disk)
         folders.warn_of(others.skipped)
-        measured, same = holdout.for_validation(others, self.known + photos.new, division, self.model)
+        measured, same = holdout.for_validation(others, self.known + self.new(photos), division, self.model)
         return replace(division, measured=measured, same=division.same + same)
 
     def plan_of_done(self, photos: _Photos) -> Plan:
         """Return the plan of a step that the model has learnt already."""
         return replace(self._facts(photos), step=len(self.learner.history_), done_already=True)
 
-    def plan(self, photos: _Photos, division: Division, resumed: bool) -> Plan:
-        """Return what the step is going to be."""
-        facts = self._facts(photos)
+    def plan(self, photos: _Photos, division: Division, is_solved: bool, resumed: bool) -> Plan:
+        """Return what the step is going to be, the first part of which an earlier call may have solved."""
+        facts, labels = self._facts(photos), division.names(photos.loaded)
         recipe = replace(self.recipe, training=self.training)
-        stages = plan.stages(self.model, recipe, division.names(photos.loaded))
+        stages = plan.stages(self.model, recipe, labels)
+        solves_first = not (is_solved or resumed) and plan.is_solved_before_training(recipe, stages)
+        if solves_first:
+            stages += plan.stages(self.model, replace(recipe, training=replace(self.training, epochs=0)), labels)
         return replace(
             facts,
+            solves_first=solves_first,
             held_out=division.held_out,
             copies=division.copies,
             same=division.same,
@@ -225,7 +273,7 @@ class _Lesson:
             recipe=self.recipe,
             device=find_device(self.learner.device),
             step=len(self.learner.history_) + 1,
-            new={name: counts[name] for name in photos.new},
+            new={name: counts[name] for name in self.new(photos)},
             known={name: counts[name] for name in self.known if name in counts},
             skipped=photos.loaded.skipped,
             own_validation=self.own_validation,
@@ -236,11 +284,13 @@ class _Lesson:
     def _held_out_quota(self, photos: _Photos) -> int:
         if not methods.find(self.recipe.method).trains:  # it measures by all photos
             return 0
-        return self.recipe.memory.held_out_quota(len(self.known) + len(photos.new))
+        return self.recipe.memory.held_out_quota(len(self.known) + len(self.new(photos)))
 
-    def train(self, photos: _Photos, division: Division, resume: InFlight | None, watcher: Watcher) -> Outcome:
-        """Learn the step, and measure what it has led to."""
-        started, measured = time.monotonic(), division.measured
+    def train(
+        self, photos: _Photos, division: Division, resume: InFlight | None, watcher: Watcher, started: float
+    ) -> Outcome:
+        """Learn the step, which was `started` at that time, and measure what it has led to."""
+        measured = division.measured
         before = self._said({name: part for name, part in measured.items() if name in self.known})
         step = photos.loaded.images[torch.tensor(division.trained)]
         self.learner.learn(step, division.names(photos.loaded), resume, watcher, self.training)
@@ -279,15 +329,29 @@ class _Lesson:
             for name, images in measured.items()
         }
 
-    def commit(self, folder: Folder, photos: _Photos, division: Division, outcome: Outcome, keep: int) -> None:
-        """Save the model, which keeps the images that measured this step for the next one."""
+    def commit(
+        self,
+        folder: Folder,
+        photos: _Photos,
+        division: Division,
+        outcome: Outcome,
+        keep: int,
+        unfinished: bool = False,
+        instead: bool = False,
+    ) -> None:
+        """Save the model, which keeps the images that measured this step for the next one.
+
+        The step is `unfinished` if it is still to be trained; then the trained one comes `instead` of this version.
+        """
         model = self.learner.learnt_model()
         if not self.own_validation:
             quota = self._held_out_quota(photos)
             kept = {name: pixels.tensor(part)[:quota] for name, part in division.measured.items()}
             model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
         model.history[-1] |= {"accuracy": outcome.for_history(), "files": photos.fingerprint}
-        model_folder.replace(model.content(), folder, keep)
+        if unfinished:
+            model.history[-1]["unfinished"] = True
+        model_folder.replace(model.content(), folder, keep, instead)
 
 
 def _reasons(loaded: LoadedFolder) -> str:

@@ -42,7 +42,7 @@ class Overview:
     bytes_by_kind: dict[str, int]
     earlier_versions: int
     unfinished: bool
-    """Whether a `treering learn` is running or was interrupted."""
+    """Whether a `treering learn` is running or was interrupted, maybe while it trained for the last step."""
 
 
 def of(path: Path) -> Overview:
@@ -62,14 +62,15 @@ def _read(folder: Folder, manifest: Manifest) -> Overview:
         if names.fits(names.IMAGE, item.name):
             sizes["memory" if item.name.startswith("memory/") else "held-out images"] += item.size
     sizes["other"] = sum(item.size for item in files) - sum(sizes.values())
+    history = model_folder.history_of(folder, manifest)
     return Overview(
-        model_folder.history_of(folder, manifest),
+        history,
         {name: len(part) for name, part in zip(labels, manifest.files.memory, strict=True)},
         {name: len(part) for name, part in zip(labels, manifest.files.held_out, strict=True)},
         recipe_of(folder, manifest).to_dict(),
         sizes,
         len(manifests.earlier_than(folder, manifest)),
-        folder.exists(names.LEARNING),
+        folder.exists(names.LEARNING) or bool(history[-1].get("unfinished")),
     )
 
 

@@ -52,6 +52,8 @@ class Plan:
     """The number of those that the network is trained on; the others only pass through it."""
     seconds: float = 0.0
     """The time that the step takes, roughly."""
+    solves_first: bool = False
+    """Whether the model is given what can be solved before its network is trained."""
     resumed: bool = False
     """Whether an earlier call began this very step."""
     done_already: bool = False
@@ -64,6 +66,11 @@ def stages(model: Model | None, recipe: Recipe, names: Sequence[str]) -> list[St
     step: Mapping[Any, int] = Counter(column.get(name, name) for name in names)
     memory = model.method.replayed(recipe) if model else {}
     return methods.find(recipe.method).plan_step(recipe, step, memory)
+
+
+def is_solved_before_training(recipe: Recipe, stages: Sequence[StagePlan]) -> bool:
+    """Return whether a step of these stages solves for its classes, and then trains a network too."""
+    return not methods.find(recipe.method).trains and any(stage.trains for stage in stages)
 
 
 def seconds(stages: Sequence[StagePlan], recipe: Recipe, size: int, device: torch.device, later: bool) -> float:

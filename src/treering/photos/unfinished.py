@@ -1,21 +1,27 @@
-"""The file `.learning` in a model folder: how far an unfinished step has come, and which step it is."""
+"""The file `.learning` in a model folder: how far an unfinished step has come, and which step it is.
+
+A model may know the step's classes already, by what was solved before training began. Then training goes on from the
+version before.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
 from treering import model, session, words
 from treering.core.trainer import InFlight
-from treering.errors import is_out_of_memory
+from treering.errors import TreeringError, is_out_of_memory
 from treering.learner import Learner
 from treering.methods.base import Method
 from treering.photos.settings import is_resized
 from treering.recipe import Schedule
 from treering.runtime.device import find_device
+from treering.storage import manifest as manifests
 from treering.storage import names, resume
 from treering.storage.folder import Folder
 from treering.storage.manifest import LARGEST
@@ -37,14 +43,35 @@ def of_photos(labels: Sequence[str], digests: Sequence[bytes], held_out: bool) -
     return fingerprint(repr(labels), str(held_out), *(digest.hex() for digest in digests))
 
 
+class Before(NamedTuple):
+    """What a model was before a step."""
+
+    learner: Learner
+    file: str | None
+    """The manifest of that version; None if it is not of any yet."""
+
+
+def before_last_step(folder: Folder, learner: Learner) -> Before | None:
+    """Return what the model in an open folder was before its last step; None if that version is gone."""
+    if len(learner.history_) == 1:
+        return Before(Learner(recipe=learner.resolved_recipe(), seed=learner.seed, device=learner.device), None)
+    try:
+        file = manifests.earlier_than(folder, manifests.read(folder))[-1]
+        read = model.read(None, find_device(learner.device), folder, manifests.read_earlier(folder, file)[0])
+    except (LookupError, OSError, TreeringError):
+        return None
+    before = Learner.of(read, device=learner.device)
+    before.memory = learner.memory
+    return Before(before, file) if read.history == learner.history_[:-1] else None
+
+
 class Unfinished:
     """The saved state of a step that is being learnt, in the open folder of its model, if it has one."""
 
-    def __init__(self, folder: Folder | None, learner: Learner, photos: str, training: Schedule) -> None:
-        self.folder, self.learner, self.training = folder, learner, training
-        recipe = learner.resolved_recipe()
-        is_known = folder is not None and folder.exists(names.MANIFEST)
-        before_it = folder.read(names.MANIFEST, LARGEST).hex() if folder and is_known else recipe.to_toml()
+    def __init__(self, folder: Folder | None, before: Before, photos: str, training: Schedule) -> None:
+        self.folder, self.learner, self.training = folder, before.learner, training
+        learner, recipe = before.learner, before.learner.resolved_recipe()
+        before_it = folder.read(before.file, LARGEST).hex() if folder and before.file else recipe.to_toml()
         if training != recipe.training:
             photos += repr(training)
         resized = [str(recipe.memory.size)] if is_resized(learner) else []  # the manifest has the old size

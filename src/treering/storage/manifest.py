@@ -181,6 +181,8 @@ class StepRecord(Checked):
     accuracy: Accuracy | None = None
     files: str | None = None
     """The fingerprint of the photos that were learnt from."""
+    unfinished: bool = False
+    """Whether training on these photos was still to come."""
 
     def _check_ranges(self) -> None:
         for index, pair in enumerate(self.images):

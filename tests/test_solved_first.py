@@ -1,0 +1,168 @@
+"""A learn that trains saves what can be solved before it trains, and trains from the model before that."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+from learn_helper import CHANGES, MEMORY, TUNED, learn, leftovers, make_folder, model_state
+
+from treering import Learner, TreeringError
+from treering.model import examine
+from treering.photos import learn as photos
+from treering.photos import overview
+from treering.photos.outcome import Outcome
+from treering.photos.plan import Plan
+from treering.storage import model_folder
+from treering.storage.folder import Folder
+
+NEW: dict[str, Any] = {"changes": (*CHANGES, *TUNED), "memory": MEMORY}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def saves_every_epoch() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(photos, "SAVE_EVERY", 0.0)
+        yield
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "first", {"cat": 10, "dog": 10})
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "second", {"cat": 5, "owl": 10}, seed=1)
+
+
+def interrupt(path: Path, folder: Path, **settings: Any) -> Outcome:
+    """Begin to learn, and be interrupted in training; return what the model was said to have by then."""
+    solved: list[Outcome] = []
+
+    def progress(what: str, done: int, total: int) -> None:
+        if solved and (path / ".learning").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn(path, folder, solved=solved.append, progress=progress, **settings)
+    return solved[0]
+
+
+def learnt(path: Path, *folders: Path) -> dict[str, Any]:
+    """Learn these folders in peace; return the model's state."""
+    for number, folder in enumerate(folders):
+        learn(path, folder, **({} if number else NEW))
+    return model_state(path)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_model_knows_its_new_classes_before_it_trains_on_them(
+    tmp_path: Path, first: Path, second: Path, step: int
+) -> None:
+    path, fast = tmp_path / "model", tmp_path / "fast"
+    for each in (path, fast)[: 2 * (step == 2)]:
+        learn(each, first, **NEW)
+    folder, settings = (first, NEW) if step == 1 else (second, {})
+    told = interrupt(path, folder, **settings)
+    learn(fast, folder, effort="fast", **settings)
+    model, other = Learner.load(path), Learner.load(fast)
+    assert list(model.classes_) == (["cat", "dog"] if step == 1 else ["cat", "dog", "owl"])
+    assert told.all is not None
+    assert told.all.images > 0
+    assert model.history_[-1]["unfinished"]
+    assert "unfinished" not in other.history_[-1]
+    assert overview.of(path).unfinished
+    images = model.exemplars_["cat"]
+    assert model.predict_proba(images).tolist() == other.predict_proba(images).tolist()
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_an_interrupted_training_goes_on_to_the_same_end_and_undo_leads_to_before_the_step(
+    tmp_path: Path, first: Path, second: Path, step: int
+) -> None:
+    folders = (first, second)[:step]
+    whole, path = tmp_path / "whole", tmp_path / "model"
+    wanted = learnt(whole, *folders)
+    for folder in folders[:-1]:
+        learn(path, folder, **NEW)
+    interrupt(path, folders[-1], **({} if step == 2 else NEW))
+    plans: list[Plan] = []
+    learn(path, folders[-1], tell=plans.append)
+    assert [(plan.resumed, plan.solves_first, plan.step) for plan in plans] == [(True, False, step)]
+    assert model_state(path) == wanted
+    assert leftovers(path) == []
+    assert not overview.of(path).unfinished
+    assert overview.of(path).earlier_versions == overview.of(whole).earlier_versions == step - 1
+    if step == 2:
+        model_folder.undo(path, examine)
+        assert model_state(path) == learnt(tmp_path / "before", first)
+
+
+def test_undo_of_what_was_solved_leads_to_before_the_step(tmp_path: Path, first: Path, second: Path) -> None:
+    path = tmp_path / "model"
+    before = learnt(path, first)
+    interrupt(path, second)
+    model_folder.undo(path, examine)
+    assert model_state(path) == before
+
+
+def test_a_model_that_keeps_no_earlier_version_keeps_the_one_that_its_training_begins_at(
+    tmp_path: Path, first: Path, second: Path
+) -> None:
+    path = tmp_path / "model"
+    wanted = learnt(tmp_path / "whole", first, second)
+    learn(path, first, **NEW)
+    interrupt(path, second, keep=0)
+    learn(path, second, keep=0)
+    assert model_state(path) == wanted
+    assert overview.of(path).earlier_versions == 0
+
+
+def test_what_was_solved_is_all_that_fast_asks_for(tmp_path: Path, first: Path) -> None:
+    path = tmp_path / "model"
+    interrupt(path, first, **NEW)
+    before, plans = model_state(path), list[Plan]()
+    assert learn(path, first, effort="fast", tell=plans.append) is None
+    assert plans[0].done_already
+    assert model_state(path) == before
+
+
+def test_other_photos_are_learnt_on_top_of_what_was_solved(tmp_path: Path, first: Path, second: Path) -> None:
+    path = tmp_path / "model"
+    interrupt(path, first, **NEW)
+    assert learn(path, second) is not None
+    model = Learner.load(path)
+    assert list(model.classes_) == ["cat", "dog", "owl"]
+    assert ["unfinished" in record for record in model.history_] == [True, False]
+    assert leftovers(path) == []
+
+
+def test_training_is_not_gone_on_with_once_a_class_has_another_name(tmp_path: Path, first: Path) -> None:
+    path = tmp_path / "model"
+    interrupt(path, first, **NEW)
+    Learner.load(path).rename("cat", "lynx").save(path)
+    plans: list[Plan] = []
+    learn(path, first, tell=plans.append)
+    assert not plans[0].resumed
+
+
+def test_a_disk_that_is_full_after_training_leaves_what_was_solved_and_says_so(
+    tmp_path: Path, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, solved, write = tmp_path / "model", list[Outcome](), Folder.write
+
+    def full(folder: Folder, name: str, *arguments: Any, **settings: Any) -> Any:
+        if solved and name != ".learning":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(folder, name, *arguments, **settings)
+
+    monkeypatch.setattr(Folder, "write", full)
+    with pytest.raises(TreeringError, match="No space left on device; .*model knows these classes by what was solved"):
+        learn(path, first, solved=solved.append, **NEW)
+    monkeypatch.undo()
+    assert Learner.load(path).history_[-1]["unfinished"]
+    learn(path, first)
+    assert model_state(path) == learnt(tmp_path / "whole", first)
