@@ -1,19 +1,21 @@
-"""Have every file operation of a save, a learn, an undo and a check fail, one after the other; see what is left.
+"""Have every file operation of a command on a model folder fail, one after the other, and see what is left.
 
     python benchmarks/faults.py [--commands save undo] [--every 1] [--out FILE.json]
 
 `strace` makes the first, second, … call of each kind fail with an input/output error, a full disk or an interruption.
-After each failure the model folder must hold the old or the new model, whole, and what was printed must be true: a
-command that ended well has left the new model, one that says the old model is there has left the old one, and nobody
-sees a traceback. Then the same command must work, and leave no unfinished file. A photo that cannot be read is left out
-and told, so such a learn may leave another model. Ctrl-C goes on to the next command. Linux only; attaching to another
-process must be allowed.
+After each failure the model folder must hold the old or the new model, whole, with earlier versions that are whole, and
+what was printed must be true: a command that ended well has left the new model and has changed all the versions that it
+should, one that says the old model is there has left the old one, and nobody sees a traceback. Then the same command
+must work, and leave no unfinished file. A learn that trains first saves what is solved, and may leave that too. A photo
+that cannot be read is left out and told, so a learn may leave another model. Ctrl-C goes on to the next command. Linux
+only; attaching to another process must be allowed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -37,6 +39,9 @@ from PIL import Image
 
 from treering import Learner, TreeringError, cli
 from treering.methods import speed
+from treering.model import examine
+from treering.photos import learn as photos
+from treering.storage import check
 from treering.terminal import print_error
 
 READING = "openat read pread64 fstat newfstatat statx getdents64 flock"
@@ -45,13 +50,22 @@ WRITING += "mkdir mkdirat rmdir"
 SYSTEM_CALLS = sorted({*READING.split(), *WRITING.split()})
 ERRORS = {"EIO": SYSTEM_CALLS, "ENOSPC": sorted(WRITING.split()), "EINTR": SYSTEM_CALLS}
 """The errors, and the calls that fail with each."""
+COMMANDS = ["save", "learn", "undo", "check", "forget", "rename", "merge", "trained learn"]
 LONGEST = 600.0
 """Seconds after which a command is said to hang."""
 CHANGES = (
     *("training.epochs=1", "training.drop_at=[]", "balanced.epochs=1", "balanced.drop_at=[]"),
     *("augmentation.crop_size=8", "run.image_size=10", "optimizer.batch_size=4"),
 )
-TINY = ["--backbone", "small", "--memory", "4", *(word for change in CHANGES for word in ("--set", change))]
+SOLVED = ("method=closed-form",)
+TRAINED = (
+    *("method=tuned", "augmentation.kind=photo", "training.shape=cosine", "balanced.shape=cosine", "training.lr=0.01"),
+    *("optimizer.kind=adam", "optimizer.clip=1", "optimizer.reset_momentum=false", "optimizer.decay=plain"),
+)
+"""Further settings, of models that are solved and of ones that are trained after that."""
+
+
+Classes = tuple[tuple[Any, ...], ...]
 
 
 @dataclass
@@ -66,6 +80,11 @@ class Command:
     old: str = ""
     new: str = ""
     """Digests of the models before and after."""
+    solved: str = ""
+    """The digest of what it saves between the two, if it does."""
+    classes_old: Classes = ()
+    classes_new: Classes = ()
+    """The classes of each version before and after."""
 
 
 @dataclass
@@ -86,7 +105,14 @@ def digest(path: Path) -> str:
     images = np.random.RandomState(0).randint(0, 256, (8, 10, 10, 3), dtype=np.uint8)
     parts = [learner.predict_proba(images).tobytes(), repr(list(learner.classes_)).encode()]
     parts += [b"%d" % len(learner.history_), *(np.asarray(kept).tobytes() for kept in learner.exemplars_.values())]
+    parts.append(repr("unfinished" in learner.history_[-1]).encode())
     return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def versions(path: Path) -> tuple[Classes, list[str]]:
+    """Return the classes of each version, and what is wrong with any."""
+    found = check.check(path, examine)
+    return tuple(version.manifest.classes if version.manifest else () for version in found.versions), found.problems
 
 
 def run_command(*arguments: object) -> None:
@@ -115,38 +141,75 @@ def write_photos(folder: Path, classes: dict[str, int]) -> Path:
     return folder
 
 
-def prepared(place: Path, names: list[str]) -> list[Command]:
-    """Make the models and photos, and do each command once in peace: for its result, and so that all is imported."""
+def learnt(path: Path, steps: list[Path], settings: tuple[str, ...] = ()) -> Path:
+    """Learn these folders of photos, one after the other; return the model's folder."""
+    changes = [word for change in (*CHANGES, *settings) for word in ("--set", change)]
+    new = ["--backbone", "small", "--memory", "4", *changes]
+    for number, step in enumerate(steps):
+        arguments = [path, step, "--device", "cpu", *([] if number else new)]
+        attempt(functools.partial(run_command, "learn", *arguments))
+    return path
+
+
+def solved_digest(path: Path, folder: Path) -> str:
+    """Return the digest of what a learn saves before it trains."""
+
+    def stop(outcome: object) -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        photos.learn(path, folder, device="cpu", solved=stop)
+    return digest(path)
+
+
+def all_commands(place: Path) -> list[Command]:
+    """Make the models and photos."""
     first = write_photos(place / "first", {"cat": 6, "horse": 6})
     second = write_photos(place / "second", {"an owl": 6})
-    attempt(lambda path: run_command("learn", path, first, *TINY, "--device", "cpu"), place / "one")
-    shutil.copytree(place / "one", place / "two")
-    attempt(lambda path: run_command("learn", path, second, "--device", "cpu"), place / "two")
-    learner = Learner.load(place / "two", device="cpu")
-    commands = [
-        Command("save", place / "one", lambda path: save(learner, path)),
-        Command("learn", place / "one", lambda path: run_command("learn", path, second, "--device", "cpu")),
-        Command("undo", place / "two", lambda path: run_command("undo", path)),
-        Command("check", place / "two", lambda path: run_command("check", path)),
+    few = [write_photos(place / "few", {"cat": 2, "horse": 2}), write_photos(place / "more", {"an owl": 2, "a bee": 2})]
+    one, two = learnt(place / "one", [first]), learnt(place / "two", [first, second])
+    solved = learnt(place / "solved", few, SOLVED)
+    trained = learnt(place / "trained", [first], TRAINED)
+    learner = Learner.load(two, device="cpu")
+    return [
+        Command("save", one, lambda path: save(learner, path)),
+        Command("learn", one, lambda path: run_command("learn", path, second, "--device", "cpu")),
+        Command("undo", two, lambda path: run_command("undo", path)),
+        Command("check", two, lambda path: run_command("check", path)),
+        Command("forget", solved, lambda path: run_command("forget", path, "cat", "horse")),
+        Command("rename", solved, lambda path: run_command("rename", path, "cat", "wild cat")),
+        Command("merge", solved, lambda path: run_command("merge", path, "an owl", "cat")),
+        Command(
+            "trained learn",
+            trained,
+            lambda path: run_command("learn", path, second, "--device", "cpu"),
+            solved=solved_digest(Path(shutil.copytree(trained, place / "between")), second),
+        ),
     ]
-    chosen = [command for command in commands if command.name in names]
+
+
+def prepared(place: Path, names: list[str]) -> list[Command]:
+    """Return the commands of these names, each done once in peace: for its result, and so that all is imported."""
+    chosen = [command for command in all_commands(place) if command.name in names]
     for command in chosen:
         copy = place / "peace" / command.name
         shutil.copytree(command.start, copy)
-        command.old = digest(copy)
+        command.old, (command.classes_old, _) = digest(copy), versions(copy)
         code, said = in_peace(command, copy)
         if code:
             sys.exit(f"{command.name} fails without any fault: {said}")
-        command.new = digest(copy)
+        command.new, (command.classes_new, problems) = digest(copy), versions(copy)
+        if problems or (command.solved and len({command.old, command.solved, command.new}) < 3):
+            sys.exit(f"{command.name} in peace leaves what it should not: {problems}")
         with contextlib.suppress(SystemExit):  # once in this process too, which imports what it needs
             command.act(Path(shutil.copytree(command.start, place / "peace" / f"{command.name}-here")))
     return chosen
 
 
-def attempt(act: Callable[[Path], None], path: Path) -> None:
+def attempt(act: Callable[[], None]) -> None:
     """Do something in this process that must work."""
     try:
-        act(path)
+        act()
     except SystemExit as ended:
         if ended.code:
             raise
@@ -245,29 +308,39 @@ def state_of(command: Command, path: Path) -> str:
         return f"broken ({error})"
     if command.new == command.old == found:
         return "same"
-    return {command.new: "new", command.old: "old"}.get(found, "another")
+    return {command.new: "new", command.old: "old", command.solved: "solved"}.get(found, "another")
 
 
 def judged(command: Command, path: Path, state: str, code: int | None, said: str, told: bool) -> Iterator[str]:
     """Yield what is wrong with the state that a disturbed command has left, and with what it said."""
-    without_photos = state == "another" and code == 0 and "Left out:" in said
-    if state not in ("old", "new", "same") and not without_photos:
+    without_photos = state == "another" and "Left out:" in said
+    if state not in ("old", "solved", "new", "same") and not without_photos:
         yield f"the model is {state}"
+        return
+    classes, problems = versions(path)
+    if problems:
+        yield f"versions are broken: {problems}"
+    if code == 0 and classes != command.classes_new:
+        yield f"it ended well and left versions with the classes {classes}"
     if code is None:
         yield "it hangs"
     elif code not in (0, 1, 2) or "Traceback" in said:
         yield f"exit code {code}, and a traceback"
-    if code == 0 and state == "old":
-        yield "it ended well and left the old model"
-    if re.search(r"is intact|as it was", said) and state == "new":
-        yield "it says that the old model is there, and the new one is"
+    if code == 0 and state in ("old", "solved"):
+        yield f"it ended well and left the {state} model"
+    if re.search(r"is intact|as it was|nothing is changed", said) and state in ("solved", "new"):
+        yield f"it says that the old model is there, and the {state} one is"
+    if re.search(r"is intact|nothing is changed", said) and classes != command.classes_old:
+        yield f"it says that nothing has changed, and the versions have the classes {classes}"
+    if "by what was solved" in said and state in ("old", "new"):
+        yield f"it says that what was solved is there, and the {state} model is"
     if "was changed, but" in said and state == "old":
         yield "it says that the new model is there, and the old one is"
     if code == 2 and told and not re.search(r"^treering: ", said, re.MULTILINE):
         yield "it failed without a message"
-    if state == "old":
+    if state in ("old", "solved"):
         again, what = in_peace(command, path)
-        if again or digest(path) != command.new:
+        if again or digest(path) != command.new or versions(path) != (command.classes_new, []):
             yield f"the same command does not work afterwards: {what.strip()}"
         if list(path.rglob(".tmp-*")):
             yield "unfinished files stay"
@@ -300,7 +373,7 @@ def explore(found: Found, command: Command, place: Path, every: int) -> None:
 def main() -> None:
     """Try every command, write what was found, and fail if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commands", nargs="+", default=["save", "learn", "undo", "check"])
+    parser.add_argument("--commands", nargs="+", default=COMMANDS, choices=COMMANDS)
     parser.add_argument("--every", type=int, default=1, help="Have only every so-manieth call fail.")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -308,6 +381,8 @@ def main() -> None:
         sys.exit("this needs strace")
     torch.set_num_threads(1)
     speed.images_per_second = lambda *arguments: 1000.0  # it need not be measured
+    speed.solving_seconds = lambda *arguments: 1.0
+    photos.SAVE_EVERY = 0.0
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     facts: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
