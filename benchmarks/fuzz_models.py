@@ -4,9 +4,11 @@
 
 Each folder is a copy of a small model with one to three changes: bytes, values of JSON with new checksums, headers and
 numbers of tensors, other images, swapped files, links, pipes and files of gigabytes. A process of its own, which may
-take 2 GiB more than it has, runs `check`, `predict`, `info`, `undo` and `learn` on it, for at most 10 seconds each. No
-command may end in a traceback, run on, print a control character, answer by a model that `check` calls broken, or touch
-a folder outside of the model.
+take 2 GiB more than it has, runs the commands on it, for at most 10 seconds each: `check`, `predict`, `info`,
+`evaluate`, `export`, `undo` and `learn`, and on copies `rename` and `forget`, `merge`, and `check --repair`. No command
+may end in a traceback, run on, print a control character, answer by a model that `check` calls broken or change its
+classes, leave a model that `check` calls broken where it says that all is well, or touch a folder outside of the model.
+An export takes seconds, so of the models that are whole only one in `EXPORTED` is exported.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import resource
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,28 +41,35 @@ PATIENCE = 6
 """The most that a command may take, in units of `SECONDS`: other programs may have the processors meanwhile."""
 MEMORY = 2**31
 """The most bytes of address space that a command may take beyond what the process has."""
-COMMANDS = ("check", "predict", "info", "undo", "learn")
+COMMANDS = {
+    "check": "", "predict": "", "info": "", "evaluate": "", "export": "", "rename": "renamed", "forget": "renamed",
+    "merge": "merged", "repair": "repaired", "undo": "", "learn": "",
+}  # fmt: skip
+"""The commands in their order, and the copy of the folder that each is run on; those without one share the folder."""
+ANSWERS = ("predict", "evaluate", "export", "rename", "forget", "merge")
+"""The commands that a broken model must not serve, beside `learn`, which may begin a new one."""
+EXPORTED = 5
 
 
 # Commands
 
 
 def run_command(what: str, path: Path, source: Path, said: Path) -> dict[str, Any]:
-    """Run one command in this process; return its exit code, what it printed, and any traceback."""
-    from treering import cli, model
-    from treering.storage import check
+    """Run one command in this process; return its exit code, and any traceback."""
+    from treering import cli
 
     arguments = {
         "check": ["check", path], "predict": ["predict", path, source / "first" / "cat", "--device", "cpu"],
         "info": ["info", path, "--gallery", said.with_suffix(".png")], "undo": ["undo", path],
+        "evaluate": ["evaluate", path, source / "first", "--device", "cpu"],
+        "export": ["export", path, said.with_suffix(".onnx")],
+        "rename": ["rename", path, "cat", "lynx"], "forget": ["forget", path, "owl"],
+        "merge": ["merge", path, "cat", "dog"], "repair": ["check", path, "--repair"],
         "learn": ["learn", path, source / "third", "--device", "cpu"],
     }[what]  # fmt: skip
     found: dict[str, Any] = {"command": what, "code": 0}
     if what == "check":
-        try:
-            found["broken"] = bool(check.check(path, model.examine).versions[0].problems)
-        except ValueError:
-            found["broken"] = True
+        found["broken"] = is_broken(path)
     sys.argv = ["treering", *map(str, arguments)]
     try:
         cli.main()
@@ -67,23 +77,41 @@ def run_command(what: str, path: Path, source: Path, said: Path) -> dict[str, An
         found["code"] = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         found["traceback"] = traceback.format_exc()[-2000:]
+    if found["code"] == 0 and COMMANDS[what]:
+        found["left broken"] = is_broken(path)
     return found
 
 
-def run_all(path: Path, source: Path, said: Path, answer: int) -> None:
+def is_broken(path: Path) -> bool:
+    """Return whether the current version of a model is not whole."""
+    from treering import model
+    from treering.storage import check
+
+    try:
+        return bool(check.check(path, model.examine).versions[0].problems)
+    except ValueError:
+        return True
+
+
+def run_all(path: Path, source: Path, said: Path, answer: int, exports: bool) -> None:
     """Run every command in this process, which is a child; tell of each through the pipe."""
     out = os.open(said, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
-    for what in COMMANDS:
+    broken = True
+    for what, copy in COMMANDS.items():
+        if what == "export" and not (exports or broken):
+            os.write(answer, json.dumps({"command": what, "code": "left out"}).encode() + b"\n")
+            continue
         os.ftruncate(out, 0)
         os.lseek(out, 0, os.SEEK_SET)
         streams = [io.TextIOWrapper(os.fdopen(os.dup(number), "wb"), "utf-8", write_through=True) for number in (1, 2)]
         sys.stdout, sys.stderr = streams
         cli_console(sys.stdout)
-        found = run_command(what, path, source, said)
+        found = run_command(what, path.with_name(copy) if copy else path, source, said)
+        broken = found.get("broken", broken)
         for stream in streams:
             with contextlib.suppress(OSError, ValueError):
                 stream.close()
@@ -100,15 +128,19 @@ def cli_console(stream: Any) -> None:
     cli.console = Console(file=stream, emoji=False)
 
 
-def try_folder(path: Path, source: Path, scratch: Path) -> list[dict[str, Any]]:
+def try_folder(path: Path, source: Path, scratch: Path, exports: bool) -> list[dict[str, Any]]:
     """Run all commands on a folder in a child; return what became of each."""
+    for copy in sorted({copy for copy in COMMANDS.values() if copy}):
+        shutil.rmtree(path.with_name(copy), ignore_errors=True)
+        # This copies links, pipes and holes as what they are.
+        subprocess.run(["cp", "-a", "--sparse=always", path, path.with_name(copy)], check=True)
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.close(reader)
             os.setsid()
-            run_all(path, source, scratch / "said", writer)
+            run_all(path, source, scratch / "said", writer, exports)
         finally:
             os._exit(0)
     os.close(writer)
@@ -133,7 +165,7 @@ def try_folder(path: Path, source: Path, scratch: Path) -> list[dict[str, Any]]:
                 else ""
             )
             what = "died" if ready else "ran on"
-            found.append({"command": COMMANDS[len(found)], "code": None, what: True, "said": said})
+            found.append({"command": list(COMMANDS)[len(found)], "code": None, what: True, "said": said})
             break
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
@@ -162,16 +194,14 @@ def failures(found: list[dict[str, Any]], has_manifest: bool) -> list[str]:
             wrong.append(f"{what}: died")
         elif one["code"] == 2 and not said.rstrip("\n").rpartition("\n")[2].startswith("treering: "):
             wrong.append(f"{what}: its error is not one line")
-        elif one["code"] not in (0, 1, 2, None):
+        elif one["code"] not in (0, 1, 2, None, "left out"):
             wrong.append(f"{what}: exit code {one['code']}")
         if any(letter != "\n" and (ord(letter) < 32 or 127 <= ord(letter) < 160) for letter in said):
             wrong.append(f"{what}: control character")
-        if (
-            broken
-            and one["code"] == 0
-            and (what == "predict" or (what == "learn" and has_manifest))
-            and not _undone(found)
-        ):
+        if one.get("left broken"):
+            wrong.append(f"{what}: leaves a broken model")
+        serves = what in ANSWERS or (what == "learn" and has_manifest and not _undone(found))
+        if broken and one["code"] == 0 and serves:
             wrong.append(f"{what}: works with a broken model")
     return wrong
 
@@ -194,7 +224,7 @@ def one_folder(number: int, seed: int, models: dict[str, Path], scratch: Path, o
         except Exception as error:
             done.append(f"{change.__name__} failed: {type(error).__name__}")  # an earlier change is in its way
     before, has_manifest = state_of(outside), os.path.lexists(path / "manifest.json")
-    found = try_folder(path, next(iter(models.values())).parent, scratch)
+    found = try_folder(path, next(iter(models.values())).parent, scratch, exports=number % EXPORTED == 0)
     wrong = failures(found, has_manifest)
     if state_of(outside) != before:
         wrong.append("the folder outside was changed")
@@ -216,11 +246,14 @@ def fuzz(
     torch.set_num_threads(1)
     (work / "models").mkdir(parents=True)
     models, numbers = make_models(work / "models"), range(first, folders)
-    shutil.copytree(models["closed-form"], work / "warm")
+    (work / "warm").mkdir()
+    for copy in {"model", *COMMANDS.values()}:
+        shutil.copytree(models["closed-form"], work / "warm" / (copy or "model"), dirs_exist_ok=True)
     with contextlib.redirect_stdout(io.StringIO()) as unseen:  # each child has what these import
         cli_console(unseen)
-        for what in COMMANDS:
-            run_command(what, work / "warm", work / "models", work / "said")
+        for what, copy in COMMANDS.items():
+            if run_command(what, work / "warm" / (copy or "model"), work / "models", work / "said")["code"]:
+                raise SystemExit(f"{what} does not work with an honest model")
     readers = []
     for worker in range(workers):
         reader, writer = os.pipe()
@@ -274,7 +307,7 @@ def main() -> None:
     wrong = [record for record in records if record["wrong"]]
     codes = {what: Counter() for what in COMMANDS}  # type: dict[str, Counter[str]]
     for record in records:
-        for what, code in zip(COMMANDS, record["codes"], strict=False):
+        for what, code in zip(COMMANDS, record["codes"], strict=False):  # it may have ended before the last one
             codes[what][str(code)] += 1
     summary = {
         "folders_asked": len(range(chosen.first, chosen.folders)),

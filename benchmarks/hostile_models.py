@@ -11,7 +11,8 @@ import random
 import shutil
 import socket
 import struct
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,64 @@ def change_image(mutant: Mutant) -> str:
     return f"image {kind}"
 
 
+def change_png(mutant: Mutant) -> str:
+    """Put a PNG file that few programs would write in the place of an image."""
+    file = mutant.any_file("memory/*/*.png", "held-out/*/*.png")
+    mutant.put(file.relative_to(mutant.path).as_posix(), odd_png(mutant.draw, (3, 20, 20)))
+    return f"png in {file.parent.relative_to(mutant.path)}"
+
+
+def odd_png(draw: random.Random, shape: Sequence[int]) -> bytes:
+    """Return the PNG file of an image C x H x W, written in an odd way; about half of them can be decoded."""
+    channels, height, width = shape
+    rows = b"".join(bytes([draw.randrange(5)]) + draw.randbytes(width * channels) for _ in range(height))
+    if draw.random() < 0.1:
+        rows = draw.choice([rows[:-1], rows + b"\0", rows[: width * channels], rows * 1000, b"\x05" + rows[1:]])
+    body = _odd_stream(draw, rows)
+    if draw.random() < 0.1:
+        body = draw.choice([body[:-1], body[:-4], body + b"\0", body + body, body[:-1] + b"\0"])
+    ends = [*range(3), *range(len(body) - 9, len(body) + 1), draw.randrange(len(body))]
+    cuts = sorted(min(max(draw.choice(ends), 0), len(body)) for _ in range(draw.choice([0, 1, 2, 4, 9])))
+    parts = [body[start:end] for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    head = [width, height, 8, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 0]
+    if draw.random() < 0.1:
+        head[draw.randrange(7)] = draw.choice([0, 1, 3, 16, 255])
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", *head)), *((b"IDAT", part) for part in parts), (b"IEND", b"")]
+    if draw.random() < 0.2:
+        kind = draw.choice(
+            [b"tEXt", b"PLTE", b"tRNS", b"acTL", b"fdAT", b"iCCP", b"IEND", b"IHDR", b"IDAT", b"\0\0\0\0"]
+        )
+        chunks.insert(draw.randrange(len(chunks) + 1), (kind, draw.randbytes(draw.choice([0, 1, 13, 30]))))
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, part) for kind, part in chunks)
+    return content + draw.choice([*[b""] * 19, b"\0", b"IEND", draw.randbytes(12), bytes(5000)])
+
+
+def _chunk(kind: bytes, part: bytes) -> bytes:
+    return struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part))
+
+
+def _odd_stream(draw: random.Random, rows: bytes) -> bytes:
+    """Return these bytes as zlib's format holds them: in empty blocks, with another window, or with a dictionary."""
+    if draw.random() < 0.3:
+        blocks = [bytes([0]) + struct.pack("<HH", 0, 65535)] * draw.choice([0, 1, 3000])
+        while rows:
+            size = draw.choice([0, 1, 7, 1000, 65535])
+            part, rows = rows[:size], rows[size:]
+            blocks.append(b"\0" + struct.pack("<HH", len(part), 65535 - len(part)) + part)
+        whole = b"".join(blocks[at][5:] for at in range(len(blocks)))
+        return b"\x78\x01" + b"".join(blocks) + b"\1\0\0\xff\xff" + struct.pack(">I", zlib.adler32(whole))
+    window = draw.choice([9, 10, 15, 15, 15, -15, 31])
+    dictionary = [rows[:50]] if draw.random() < 0.1 else []
+    compressor = zlib.compressobj(draw.randrange(10), zlib.DEFLATED, window, 8, draw.randrange(5), *dictionary)
+    half = len(rows) // 2
+    stream = compressor.compress(rows[:half]) + compressor.flush(draw.choice([zlib.Z_FULL_FLUSH, zlib.Z_SYNC_FLUSH]))
+    stream = bytearray(stream + compressor.compress(rows[half:]) + compressor.flush())
+    if draw.random() < 0.2:  # another window than it was written with
+        stream[0] = 8 | draw.randrange(16) << 4
+        stream[1] = 31 - stream[0] * 256 % 31
+    return bytes(stream)
+
+
 def swap(mutant: Mutant) -> str:
     """Swap two files."""
     one, other = mutant.any_file(), mutant.any_file()
@@ -367,7 +426,7 @@ def add_files(mutant: Mutant) -> str:
 
 CHANGES: dict[Change, int] = {
     change_bytes: 3, change_manifest: 5, change_recipe: 4, write_absurd_json: 1, change_history: 3, change_header: 3,
-    change_numbers: 3, change_image: 3, swap: 1, put_in_place: 5, oversize: 1, add_files: 1,
+    change_numbers: 3, change_image: 3, change_png: 3, swap: 1, put_in_place: 5, oversize: 1, add_files: 1,
 }  # fmt: skip
 
 
