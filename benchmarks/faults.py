@@ -110,9 +110,14 @@ def digest(path: Path) -> str:
 
 
 def versions(path: Path) -> tuple[Classes, list[str]]:
-    """Return the classes of each version, and what is wrong with any."""
+    """Return the classes of each version, and what is wrong with any.
+
+    An earlier version that is equal to the current one, which a save that fails may leave, is none to go back to.
+    """
     found = check.check(path, examine)
-    return tuple(version.manifest.classes if version.manifest else () for version in found.versions), found.problems
+    current = found.versions[0]
+    chosen = [current, *(version for version in found.versions[1:] if version.manifest != current.manifest)]
+    return tuple(version.manifest.classes if version.manifest else () for version in chosen), found.problems
 
 
 def run_command(*arguments: object) -> None:

@@ -346,14 +346,14 @@ def _odd_stream(draw: random.Random, rows: bytes) -> bytes:
             size = draw.choice([0, 1, 7, 1000, 65535])
             part, rows = rows[:size], rows[size:]
             blocks.append(b"\0" + struct.pack("<HH", len(part), 65535 - len(part)) + part)
-        whole = b"".join(blocks[at][5:] for at in range(len(blocks)))
+        whole = b"".join(block[5:] for block in blocks)
         return b"\x78\x01" + b"".join(blocks) + b"\1\0\0\xff\xff" + struct.pack(">I", zlib.adler32(whole))
     window = draw.choice([9, 10, 15, 15, 15, -15, 31])
-    dictionary = [rows[:50]] if draw.random() < 0.1 else []
+    dictionary = [rows[:50]] if window == 15 and draw.random() < 0.2 else []
     compressor = zlib.compressobj(draw.randrange(10), zlib.DEFLATED, window, 8, draw.randrange(5), *dictionary)
-    half = len(rows) // 2
-    stream = compressor.compress(rows[:half]) + compressor.flush(draw.choice([zlib.Z_FULL_FLUSH, zlib.Z_SYNC_FLUSH]))
-    stream = bytearray(stream + compressor.compress(rows[half:]) + compressor.flush())
+    half, flush = len(rows) // 2, draw.choice([zlib.Z_FULL_FLUSH, zlib.Z_SYNC_FLUSH])
+    parts = [compressor.compress(rows[:half]), compressor.flush(flush), compressor.compress(rows[half:])]
+    stream = bytearray(b"".join([*parts, compressor.flush()]))
     if draw.random() < 0.2:  # another window than it was written with
         stream[0] = 8 | draw.randrange(16) << 4
         stream[1] = 31 - stream[0] * 256 % 31
