@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
+from conftest import run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from treering.core import closed_form
 from treering.core.closed_form import Statistics, solve
+from treering.core.unknown import Distances
 
 CPU = torch.device("cpu")
 
@@ -144,7 +148,7 @@ def test_a_class_that_none_of_the_images_is_of_has_no_say_in_the_temperature() -
         float(-(smoothed * (temperature * more_NC).log_softmax(1)).sum(1).mean())
         for temperature in closed_form.TEMPERATURES
     )
-    assert closed_form._best_temperature(more_NC, labels_N)[0] == pytest.approx(wanted, rel=1e-9)
+    assert closed_form._best_temperature([more_NC], labels_N)[0] == pytest.approx(wanted, rel=1e-9)
 
 
 def test_features_that_tell_nothing_are_left_aside() -> None:
@@ -215,3 +219,44 @@ def test_a_class_of_few_images_is_told_as_surely_as_the_others() -> None:
         asked = torch.from_numpy(centres[0] + random.normal(0, 1, (50, size)))
         told.append(float((found.log_probabilities(asked).argmax(1) == 0).double().mean()))
     assert np.mean(told) > 0.35
+
+
+@pytest.mark.parametrize("products", [0, 2**24])
+def test_images_are_left_out_in_parts_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch, products: int) -> None:
+    x_ND, labels_N = features_of([0, 1, 2, 3, 3, 4] * 7 + [5], 9, 12)
+    statistics, choices = statistics_of(x_ND, labels_N, 6), [slice(-4, None), slice(None)]
+    whole = solve(statistics, x_ND, labels_N, choices)
+    distances = Distances(statistics).left_out(x_ND, labels_N)
+    monkeypatch.setattr(closed_form, "MOST_AT_ONCE", 6 * 4)
+    monkeypatch.setattr(closed_form, "MOST_PRODUCTS", products)
+    parts = solve(statistics, x_ND, labels_N, choices)
+    assert parts.setting == whole.setting
+    assert torch.allclose(parts.left_out, whole.left_out, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(Distances(statistics).left_out(x_ND, labels_N), distances, rtol=1e-12)
+    expected = (whole.setting.temperature * whole.left_out).log_softmax(1)
+    assert torch.allclose(parts.said_by_others(), expected, rtol=1e-11, atol=1e-11)
+
+
+MANY_CLASSES = """
+import resource, torch
+from treering.core.closed_form import Statistics, solve
+from treering.core.unknown import Distances
+torch.set_num_threads(1)
+classes = 10_000
+labels_N = torch.arange(2500).repeat(2)
+x_ND = torch.rand(len(labels_N), 8, dtype=torch.float64)
+ones = torch.arange(classes).repeat(2)
+sums = Statistics.empty(8, torch.device("cpu")).added(torch.rand(len(ones), 8), ones, classes)
+sums = sums.added(x_ND, labels_N, classes)
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + 1_200_000_000,) * 2)
+assert solve(sums, x_ND, labels_N).said_by_others().shape == (5000, classes)
+assert Distances(sums).left_out(x_ND, labels_N).isfinite().all()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds memory as Linux does")
+def test_images_of_many_classes_take_little_more_memory_than_what_is_said_of_them() -> None:
+    """What is said takes 0.4 GB here; two further tables of that size would be too many."""
+    done = run_python(MANY_CLASSES)
+    assert done.returncode == 0, done.stderr

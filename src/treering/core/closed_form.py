@@ -9,7 +9,7 @@ changes the solution by terms of rank one, so that this costs no more than the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -26,6 +26,8 @@ MOST_CHOSEN_BY = 2000
 """The most images by which features, penalty and temperature are chosen."""
 MOST_IMAGES = 2**40
 """What the number of images of a class stays below, so that sums of such numbers are exact."""
+MOST_AT_ONCE, MOST_PRODUCTS = 2**22, 2**24
+"""The most scores that are computed at once, and the most products of means that are held for that."""
 SMOOTHING = 0.01
 """The share of each label that is spread over all classes when a temperature is chosen."""
 
@@ -148,6 +150,12 @@ class Solution(NamedTuple):
         scores_NC = features_ND.double() @ self.weight.T + self.bias
         return (self.setting.temperature * scores_NC).log_softmax(1)
 
+    def said_by_others(self) -> Tensor:
+        """Turn `left_out` into the logarithms of probabilities, without a copy, and return it."""
+        for part_NC in self.left_out.split(rows_at_once(self.left_out.shape[1])):
+            part_NC.copy_((self.setting.temperature * part_NC).log_softmax(1))
+        return self.left_out
+
 
 def solve(
     statistics: Statistics,
@@ -172,13 +180,16 @@ def solve(
         tried = []
         for number, (values_D, _, x_ND, means_CD) in parts.items():
             for penalty in PENALTIES:
-                scores_NC = _left_out(statistics, x_ND[some], labels_N[some], means_CD, values_D, penalty)
-                loss, temperature = _best_temperature(scores_NC, labels_N[some])
+                scores = _left_out(statistics, x_ND[some], labels_N[some], means_CD, values_D, penalty)
+                loss, temperature = _best_temperature(scores, labels_N[some])
                 tried.append((loss, Setting(number, penalty, temperature)))
         setting = min(tried)[1]
     values_D, vectors_DD, x_ND, means_CD = parts[setting.choice]
     inverse_D = 1 / (values_D + setting.penalty)
-    left_out_NC = _left_out(statistics, x_ND, labels_N, means_CD, values_D, setting.penalty)
+    left_out_NC, row = x_ND.new_empty(len(x_ND), len(means_CD)), 0
+    for part_NC in _left_out(statistics, x_ND, labels_N, means_CD, values_D, setting.penalty):
+        left_out_NC[row : row + len(part_NC)] = part_NC
+        row += len(part_NC)
     scaled_CD, weight_CD = means_CD * inverse_D, torch.zeros_like(statistics.sums)
     weight_CD[:, choices[setting.choice]] = scaled_CD @ vectors_DD.T
     squares_C = (scaled_CD * means_CD).sum(1) - _chance(inverse_D, setting.penalty, statistics) / statistics.counts
@@ -224,43 +235,73 @@ def _own_directions(matrix_DD: Tensor) -> tuple[Tensor, Tensor]:
         return values_D.to(matrix_DD.device), vectors_DD.to(matrix_DD.device)
 
 
-def _best_temperature(scores_NC: Tensor, labels_N: Tensor) -> tuple[float, float]:
-    """Return the least cross-entropy that a temperature gives, and the temperature.
+def _best_temperature(scores: Iterable[Tensor], labels_N: Tensor) -> tuple[float, float]:
+    """Return the least cross-entropy that a temperature gives, and the temperature; the scores come in parts of rows.
 
     The labels are smoothed, so that images which are all told right do not ask for ever higher temperatures.
     """
-    count_C = labels_N.bincount(minlength=scores_NC.shape[1])
-    weight_C = (count_C > 0) / count_C.clamp_min(1).to(scores_NC.dtype)  # a class without images here has no say
-    losses = {
-        float(F.cross_entropy(temperature * scores_NC, labels_N, weight_C, label_smoothing=SMOOTHING)): temperature
-        for temperature in TEMPERATURES
-    }
-    return min(losses), losses[min(losses)]
+    losses, row, weights = dict.fromkeys(TEMPERATURES, 0.0), 0, 0.0
+    for part_NC in scores:
+        count_C = labels_N.bincount(minlength=part_NC.shape[1])
+        weight_C = (count_C > 0) / count_C.clamp_min(1).to(part_NC.dtype)  # a class without images here has no say
+        labels = labels_N[row : row + len(part_NC)]
+        for temperature in TEMPERATURES:
+            losses[temperature] += float(
+                F.cross_entropy(temperature * part_NC, labels, weight_C, label_smoothing=SMOOTHING, reduction="sum")
+            )
+        row += len(part_NC)
+        weights += float(weight_C[labels].sum())
+    best = min(TEMPERATURES, key=lambda temperature: losses[temperature])
+    return losses[best] / weights, best
+
+
+def rows_at_once(classes: int) -> int:
+    """Return for how many images scores are computed at once, which bounds the memory that they take meanwhile."""
+    return max(1, MOST_AT_ONCE // max(classes, 1))
 
 
 def _left_out(
     statistics: Statistics, x_ND: Tensor, labels_N: Tensor, means_CD: Tensor, values_D: Tensor, penalty: float
+) -> Iterator[Tensor]:
+    """Yield the scores of each image by the solution without it, in parts of rows.
+
+    All are given in the scatter's own directions.
+    """
+    classes, inverse_D = len(means_CD), 1 / (values_D + penalty)
+    scaled_CD = means_CD * inverse_D
+    mean_mean_CC = scaled_CD @ means_CD.T if classes**2 <= MOST_PRODUCTS and len(labels_N) else None
+    for x_nD, labels_n in zip(*(part.split(rows_at_once(classes)) for part in (x_ND, labels_N)), strict=True):
+        if len(labels_n):
+            mean_mean_nC = scaled_CD[labels_n] @ means_CD.T if mean_mean_CC is None else mean_mean_CC[labels_n]
+            yield _left_out_of(statistics, x_nD, labels_n, means_CD, mean_mean_nC, inverse_D, penalty)
+
+
+def _left_out_of(
+    statistics: Statistics,
+    x_ND: Tensor,
+    labels_N: Tensor,
+    means_CD: Tensor,
+    mean_mean_NC: Tensor,
+    inverse_D: Tensor,
+    penalty: float,
 ) -> Tensor:
-    """Return the scores of each image by the solution without it, given all in the scatter's own directions.
+    """Return the scores of each image by the solution without it.
 
     Without image x of class y with n images, the mean m of y becomes m - d / (n - 1) with d = x - m, and the scatter
-    loses n / (n - 1) times the outer product of d with itself. `products` below are with the inverse in between.
+    loses n / (n - 1) times the outer product of d with itself. Products below are with the inverse in between.
     """
-    if not len(labels_N):  # the products below are classes x classes
-        return x_ND.new_zeros(0, len(means_CD))
     own = torch.arange(len(labels_N), device=labels_N.device), labels_N
-    inverse_D, counts_N = 1 / (values_D + penalty), statistics.counts[labels_N]
+    counts_N = statistics.counts[labels_N]
     rest_N = (counts_N - 1).clamp_min(1)
-    mean_mean_CC = (means_CD * inverse_D) @ means_CD.T
     x_mean_NC = (x_ND * inverse_D) @ means_CD.T
     x_x_N = (x_ND * inverse_D * x_ND).sum(1)
-    d_mean_NC = x_mean_NC - mean_mean_CC[labels_N]
+    d_mean_NC = x_mean_NC - mean_mean_NC
     d_x_N = x_x_N - x_mean_NC[own]
     d_d_N = d_x_N - d_mean_NC[own]
     # By Sherman and Morrison; positive but for rounding, where an image's features were summed on another machine.
     gain_N = 1 / (rest_N / counts_N - d_d_N).clamp_min(1e-6)
     x_mean_NC = x_mean_NC + gain_N[:, None] * d_x_N[:, None] * d_mean_NC
-    squares_NC = mean_mean_CC.diagonal() + gain_N[:, None] * d_mean_NC.square()
+    squares_NC = (means_CD * inverse_D * means_CD).sum(1) + gain_N[:, None] * d_mean_NC.square()
     stretch_N = 1 + gain_N * d_d_N
     own_x_N = x_mean_NC[own] - d_x_N * stretch_N / rest_N
     own_square_N = squares_NC[own] - (2 * d_mean_NC[own] - d_d_N / rest_N) * stretch_N / rest_N

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from treering.core.closed_form import Statistics
+from treering.core.closed_form import Statistics, rows_at_once
 
 PENALTY = 1.5
 """What is added to the diagonal of the scatter of features of length 1."""
@@ -36,8 +36,16 @@ class Distances:
     def left_out(self, features_ND: Tensor, labels_N: Tensor) -> Tensor:
         """Return the distances of images that the sums hold, each as the sums would be without it.
 
+        Infinite for the only image of a class.
+        """
+        parts = (part.split(rows_at_once(len(self.means))) for part in (features_ND, labels_N))
+        return torch.cat([self._left_out_of(x_ND, labels) for x_ND, labels in zip(*parts, strict=True)])
+
+    def _left_out_of(self, features_ND: Tensor, labels_N: Tensor) -> Tensor:
+        """Do that for a part of the images.
+
         Without image x of class y with n images, the mean of y moves away from x, and the scatter loses n / (n - 1)
-        times the outer product of x - mean with itself. Infinite for the only image of a class.
+        times the outer product of x - mean with itself.
         """
         x_ND = features_ND[:, self.chosen].double()
         distance_NC, x_inverse_ND = self._to_classes(x_ND)

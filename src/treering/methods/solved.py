@@ -37,7 +37,7 @@ class Solved:
         found = solve(self.statistics, x_ND, labels_N, self.choices(), self.setting, judging_N)
         if keep:
             self._take(found)
-        return (found.setting.temperature * found.left_out).log_softmax(1)
+        return found.said_by_others()
 
     def add(self, features: Mapping[int, Tensor]) -> None:
         """Add images to the sums, by class."""
