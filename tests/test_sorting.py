@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from photo_helper import command
 from PIL import Image
 
-from treering.photos import answers
+from treering.photos import answers, sorting
 from treering.photos.sorting import Copy, Sorter, folder_name
 from treering.prediction import Teller
 from treering.runtime import files
@@ -254,18 +255,49 @@ def test_a_name_that_another_program_takes_meanwhile_is_not_overwritten(
     assert (tmp_path / "sorted/sea/a-2.png").read_bytes() == photo.read_bytes()
 
 
-@pytest.mark.parametrize("at", [0, 2**20 - 1, 2**20, 3 * 2**20])
-def test_large_photos_are_compared_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """A copy that is there already is told from another photo of its size, without a second photo in memory."""
+@pytest.mark.parametrize("at", [0, 2**20 - 1, 2**20, 8 * 2**20])
+def test_large_photos_are_copied_and_compared_in_pieces(tmp_path: Path, at: int) -> None:
+    """A copy that is there already is told from another photo of its size, and no photo is in memory as a whole."""
     photo, sorter = tmp_path / "a.png", Sorter(tmp_path / "sorted", [])
-    photo.write_bytes(bytes(3 * 2**20 + 1))
-    assert sorter.copy(photo, "sea").is_new
-    read: list[Path] = []
-    whole = files.read
-    monkeypatch.setattr(files, "read", lambda file, *rest: read.append(file) or whole(file, *rest))
-    assert sorter.copy(photo, "sea") == Copy(tmp_path / "sorted/sea/a.png", is_new=False)
-    assert read == [photo]
-    changed = bytearray(photo.read_bytes())
-    changed[at] = 1
-    photo.write_bytes(changed)
+    content = bytearray(8 * 2**20 + 1)
+    photo.write_bytes(content)
+    tracemalloc.start()
+    try:
+        assert sorter.copy(photo, "sea").is_new
+        assert sorter.copy(photo, "sea") == Copy(tmp_path / "sorted/sea/a.png", is_new=False)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
+    content[at] = 1
+    photo.write_bytes(content)
     assert sorter.copy(photo, "sea") == Copy(tmp_path / "sorted/sea/a-2.png", is_new=True)
+    assert (tmp_path / "sorted/sea/a-2.png").read_bytes() == content
+
+
+def test_a_photo_that_is_too_large_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photo, sorter = write(tmp_path / "a.png", "sea"), Sorter(tmp_path / "sorted", [])
+    monkeypatch.setattr(sorting, "LARGEST_PHOTO", photo.stat().st_size - 1)
+    with pytest.raises(OSError, match="bytes"):
+        sorter.copy(photo, "sea")
+    assert contents(tmp_path / "sorted") == {}
+
+
+def test_a_photo_that_grows_without_end_meanwhile_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo, sorter = write(tmp_path / "a.png", "sea"), Sorter(tmp_path / "sorted", [])
+    monkeypatch.setattr(sorting, "LARGEST_PHOTO", 2**22)
+    size = os.fstat
+
+    def grown(handle: int) -> os.stat_result:
+        found = size(handle)
+        if found.st_ino == photo.stat().st_ino:
+            with photo.open("ab") as stream:
+                stream.truncate(2**22 + 1)
+        return found
+
+    monkeypatch.setattr(os, "fstat", grown)
+    with pytest.raises(OSError, match="bytes"):
+        sorter.copy(photo, "sea")
+    monkeypatch.undo()
+    assert contents(tmp_path / "sorted") == {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from treering.errors import TreeringError
 from treering.runtime import files
@@ -16,7 +18,7 @@ from treering.runtime import files
 LARGEST_PHOTO = 2**30
 """The most bytes of a photo that is copied."""
 PIECE = 2**20
-"""How many bytes of two files are compared at once."""
+"""How many bytes of a file are copied, or of two files are compared, at once."""
 LONGEST_NAME = 100
 """The most letters of a folder's name that come from the class."""
 PRIVATE = 0o700
@@ -57,15 +59,22 @@ class Sorter:
 
         An equal one is not copied again. If the copying fails or is interrupted, nothing is left of it.
         """
-        content, times = files.read(photo, LARGEST_PHOTO), photo.stat()
+        with os.fdopen(files.opened(photo), "rb") as source:
+            return self._copied(source, photo, class_name)
+
+    def _copied(self, source: BinaryIO, photo: Path, class_name: str | None) -> Copy:
+        """Copy the content of an open photo."""
+        times = os.fstat(source.fileno())
+        if times.st_size > LARGEST_PHOTO:
+            raise _too_large(photo)
         place = self.folder / (UNKNOWN if class_name is None else folder_name(class_name))
         place.mkdir(self.folder.stat().st_mode & 0o777 | PRIVATE, exist_ok=True)
         for number in itertools.count(1):
             target = place / (photo.name if number == 1 else f"{photo.stem}-{number}{photo.suffix}")
-            if _is_equal(target, content):
+            if _is_equal(target, source):
                 return Copy(target, is_new=False)
             with contextlib.suppress(FileExistsError):
-                files.write(target, content, replace=False)
+                files.write(target, _pieces(source, photo), replace=False)
                 with contextlib.suppress(OSError):
                     target.chmod(target.stat().st_mode & (place.stat().st_mode | PRIVATE))
                 with contextlib.suppress(OSError):
@@ -87,13 +96,36 @@ def folder_name(class_name: str) -> str:
     return f"{safe}-{hashlib.sha256(class_name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-def _is_equal(file: Path, content: bytes) -> bool:
-    """Return whether a regular file with this content is there."""
+def _pieces(source: BinaryIO, photo: Path) -> Iterator[bytes]:
+    """Yield the content of a photo piece by piece; raise if it turns out to be too large, since it grows meanwhile."""
+    source.seek(0)
+    left = LARGEST_PHOTO
+    while piece := source.read(PIECE):
+        left -= len(piece)
+        if left < 0:
+            raise _too_large(photo)
+        yield piece
+
+
+def _too_large(photo: Path) -> OSError:
+    return OSError(errno.EFBIG, f"it has more than {LARGEST_PHOTO:,} bytes", str(photo))
+
+
+def _is_equal(file: Path, source: BinaryIO) -> bool:
+    """Return whether a regular file is there whose content is that of an open one."""
     try:
-        with os.fdopen(files.opened(file), "rb") as stream:
-            if os.fstat(stream.fileno()).st_size != len(content):
-                return False
-            parts = (content[start : start + PIECE] for start in range(0, len(content), PIECE))
-            return all(stream.read(len(part)) == part for part in parts)
+        handle = files.opened(file)
     except OSError:
         return False
+    with os.fdopen(handle, "rb") as stream:
+        source.seek(0)
+        if os.fstat(handle).st_size != os.fstat(source.fileno()).st_size:
+            return False
+        while piece := source.read(PIECE):
+            try:
+                other = stream.read(len(piece))
+            except OSError:
+                return False
+            if other != piece:
+                return False
+        return True

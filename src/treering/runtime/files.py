@@ -11,7 +11,7 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,9 +58,10 @@ def why(file: Path, error: OSError) -> str:
     return f"cannot write {file}: {reason}"
 
 
-def write(file: Path, content: bytes, flushed: bool = True, replace: bool = True) -> None:
+def write(file: Path, content: bytes | Iterable[bytes], flushed: bool = True, replace: bool = True) -> None:
     """Replace `file` in one rename, once the content has reached the disk unless the caller calls `flush` later.
 
+    The content may come in pieces.
     Without `replace`, raise FileExistsError if there is a file of this name.
     What killed programs left of earlier attempts in the same folder is removed.
     """
@@ -69,7 +70,7 @@ def write(file: Path, content: bytes, flushed: bool = True, replace: bool = True
     temporary, stream = _new_temporary(file)
     with stream:  # it stays locked while it is open
         try:
-            stream.write(content)
+            stream.writelines([content] if isinstance(content, bytes) else content)
             stream.flush()
             if flushed:
                 os.fsync(stream.fileno())
