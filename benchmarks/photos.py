@@ -76,6 +76,11 @@ class Draw:
             if step_of[name] == 1:
                 self._link("old", name, tests[: val or None].tolist())
 
+    def rows_of(self, *parts: str) -> np.ndarray:
+        """Return which of all photos, in the order of their files, are in one of these parts."""
+        names = {(file.parent.name, file.name) for part in parts for file in (self.place / part).glob("*/*")}
+        return np.array([(file.parent.name, file.name) in names for file in sorted((self.place / "all").glob("*/*"))])
+
     def _link(self, part: str, name: str, photos: list[Path]) -> None:
         for photo in photos:
             (self.place / part / name).mkdir(parents=True, exist_ok=True)
@@ -155,23 +160,26 @@ def rivals(draw: Draw) -> list[dict[str, Any]]:
     begin = time.perf_counter()
     (x, labels), (tests, truth) = features(draw.place / "all"), features(draw.place / "val")
     spent = (time.perf_counter() - begin) * len(labels) / (len(labels) + len(truth))
-    kept = {file.name for file in (draw.place / "kept").glob("*/*")}
-    is_kept = np.array([file.name in kept for file in sorted((draw.place / "all").glob("*/*"))])
+    every, first, two = np.ones(len(labels), bool), draw.rows_of("step-1"), draw.rows_of("step-1", "step-2")
+    old = np.isin(truth, sorted(path.name for path in (draw.place / "old").iterdir()))
     runs = []
 
-    def score(what: str, said: list[str], seconds: float) -> None:
+    def score(what: str, said: list[str], seconds: float, **more: Any) -> None:
         right = np.array([name == other for name, other in zip(truth, said, strict=True)])
         few = right[np.array(truth) == draw.few]
         both = {"percent_right": 100 * float(right.mean()), "percent_right_of_few": 100 * float(few.mean())}
-        runs.append({"what": what, **both, "seconds": round(seconds, 1)})
+        runs.append({"what": what, **both, **more, "seconds": round(seconds, 1)})
 
     for what, make in CLASSIFIERS.items():
-        for which, rows in (("", np.ones(len(labels), bool)), (f", on {KEPT} of each class", is_kept)):
+        for which, rows in (("", every), (f", on {KEPT} of each class", draw.rows_of("kept"))):
             if which and rows.all():
                 continue
             begin = time.perf_counter()
             classifier = make().fit(x[rows], np.array(labels)[rows])
-            score(what + which, classifier.predict(tests).tolist(), spent + time.perf_counter() - begin)
+            took, said = spent + time.perf_counter() - begin, classifier.predict(tests).tolist()
+            after = [make().fit(x[rows & step], np.array(labels)[rows & step]) for step in (first, two)]
+            right = [one.predict(tests[old]) == np.array(truth)[old] for one in after]
+            score(what + which, said, took, percent_right_of_old=[100 * float(part.mean()) for part in right])
     begin = time.perf_counter()
     score("plain fine-tuning at 128 pixels", fine_tuned(draw), time.perf_counter() - begin)
     return runs

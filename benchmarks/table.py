@@ -75,6 +75,19 @@ def photo_sets() -> str:
     return "\n".join(lines) + "\n"
 
 
+def old_classes() -> str:
+    """Return a table of how well the first step's classes are told before and after the second: means over draws."""
+    sets = _photos()
+    lines = [f"| right in % | {' | '.join(sets)} |", f"| --- | {' | '.join('---:' for _ in sets)} |"]
+    for what in dict.fromkeys(run["what"] for draws in sets.values() for draw in draws for run in draw["runs"]):
+        found = [[run for draw in draws for run in draw["runs"] if run["what"] == what] for draws in sets.values()]
+        if all(runs and "percent_right_of_old" in runs[0] for runs in found):
+            pairs = [[run["percent_right_of_old"] for run in runs] for runs in found]
+            cells = (", then ".join(f"{fmean(pair[step] for pair in part):.1f}" for step in (0, 1)) for part in pairs)
+            lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _photos() -> dict[str, list[Record]]:
     """Return the draws of each set of photos."""
     sets: dict[str, list[Record]] = {}
@@ -159,6 +172,7 @@ def parts() -> dict[tuple[Path, str], str]:
         (pages.README, "speed"): throughput(),
         (pages.README, "birds"): photo_sets_in_words(),
         (pages.PHOTOS, "birds"): photo_sets(),
+        (pages.PHOTOS, "old"): old_classes(),
         (pages.PHOTOS, "networks"): networks(),
         (pages.PHOTOS, "unknown"): unknown(),
         (pages.PHOTOS, "classes"): many_classes(),

@@ -160,7 +160,7 @@ def test_a_disk_that_is_full_after_training_leaves_what_was_solved_and_says_so(
         return write(folder, name, *arguments, **settings)
 
     monkeypatch.setattr(Folder, "write", full)
-    with pytest.raises(TreeringError, match="No space left on device; .*model knows these classes by what was solved"):
+    with pytest.raises(TreeringError, match=r"No space left on device; .*model knows these classes by what was solved"):
         learn(path, first, solved=solved.append, **NEW)
     monkeypatch.undo()
     assert Learner.load(path).history_[-1]["unfinished"]

@@ -230,6 +230,9 @@ def _trial(trial: Trial | None) -> Iterator[str]:
     if trial is None:
         return
     asked = f"of {_images(trial.images)} that it was not trained on"
+    if trial.ended_early:
+        yield f"Training the network was ended early: {asked}, {trial.tuned} were right, and {trial.frozen} without it."
+        return
     if trial.chosen == "frozen":
         yield f"Training the network did not help: {asked}, {trial.tuned} are right, and {trial.frozen} without it."
         return

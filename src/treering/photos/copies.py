@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from treering.runtime import pixels
 from treering.runtime.pixels import Images
 
 SIDE, CELLS, REACH = 32, 16, 5
@@ -63,11 +64,13 @@ class Album:
     def __len__(self) -> int:
         return len(self.photos)
 
-    def add(self, images: Images, photos: Sequence[Shown], digests: Sequence[bytes]) -> None:
-        """Put photos behind those that are there."""
+    def add(self, images: Images, photos: Sequence[Shown], digests: Sequence[bytes] | None = None) -> None:
+        """Put photos behind those that are there, with the digests of their pixels if these are known."""
         self.photos += photos
-        self.digests += digests
-        self._small += [small(part) for part in images.split(256)]
+        self.digests += digests or ()
+        for part in images.split(256):
+            self.digests += pixels.digests(part) if digests is None else ()
+            self._small.append(small(part))
 
     def come_before(self, first: int, among_themselves: bool = True) -> dict[int, int]:
         """Return, for each photo from the `first` on that shows the same as one before it, the earliest of these.

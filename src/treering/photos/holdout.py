@@ -102,7 +102,7 @@ def for_validation(
         logger.warning("the validation folder has classes that the model does not know: %s", ", ".join(others))
     images, album = loaded.images[torch.tensor(own)], division.album
     first = len(album)
-    album.add(images, [Shown(loaded.labels[index], loaded.files[index]) for index in own], pixels.digests(images))
+    album.add(images, [Shown(loaded.labels[index], loaded.files[index]) for index in own])
     found = album.come_before(first, among_themselves=False)
     learnt = {row: earlier for row, earlier in found.items() if earlier >= _hidden(model)}
     unseen = [index for row, index in enumerate(own, first) if row not in learnt]
@@ -120,9 +120,10 @@ def _kept_by(model: Model | None) -> Album:
         return album
     each = max(1, MOST_EXEMPLARS // len(model.classes))
     for images, most in ((model.held_out, None), (model.method.memory.exemplars, each)):
-        for column, part in images.items():
-            best = part[:most]
-            album.add(best, [Shown(str(model.classes[column]))] * len(best), pixels.digests(best))
+        best = {column: part[:most] for column, part in images.items()}
+        if best:
+            names = [str(model.classes[column]) for column, part in best.items() for _ in range(len(part))]
+            album.add(pixels.join(list(best.values())), list(map(Shown, names)))
     return album
 
 

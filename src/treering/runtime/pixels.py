@@ -64,7 +64,8 @@ class _Joined:
         start = 0
         for part in self.parts:
             own = (rows >= start) & (rows < start + len(part))
-            pixels[own] = tensor(part[rows[own] - start]).cpu()
+            if own.any():
+                pixels[own] = tensor(part[rows[own] - start]).cpu()
             start += len(part)
         return pixels
 
@@ -95,6 +96,10 @@ class StoredImages(ABC):
     def tensor(self) -> Tensor:
         """Return all pixels."""
         return next(self.split(max(1, len(self))))
+
+    def joined(self, others: Sequence[Images]) -> StoredImages:
+        """Return these images, and the others behind them."""
+        return _joined([self, *others])
 
 
 class _Rows(StoredImages):
@@ -140,4 +145,9 @@ def join(parts: Sequence[Images]) -> Images:
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if len(tensors) == len(parts):
         return torch.cat(tensors)
+    first, *others = parts
+    return first.joined(others) if isinstance(first, StoredImages) else _joined(parts)
+
+
+def _joined(parts: Sequence[Images]) -> StoredImages:
     return _Rows(_Joined(parts), torch.arange(sum(map(len, parts))))

@@ -56,6 +56,12 @@ class Pictures(StoredImages):
                 decoded = pool.map(lambda file: decode(file, self._shape), self.files[start : start + size])
                 yield torch.stack(list(decoded))
 
+    def joined(self, others: Sequence[Images]) -> StoredImages:
+        alike = [part for part in others if isinstance(part, Pictures) and part._shape == self._shape]
+        if len(alike) < len(others):
+            return super().joined(others)
+        return Pictures([file for part in (self, *alike) for file in part.files], self._shape)
+
 
 def encoded(images: Images, pool: ThreadPoolExecutor) -> Iterable[bytes]:
     """Return images as PNG files: as they are, if they are such."""
