@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import math
@@ -219,8 +220,73 @@ def test_more_images_get_fewer_epochs_and_many_none() -> None:
     assert Schedule(epochs=2, lr=1.0).bounded(10**6).epochs == 2
 
 
-def test_the_plan_counts_the_images_that_pass() -> None:
-    one, passed = learner().partial_fit(*FIRST), list[int]()
+BOUNDED = replace(SETTINGS["training"], most_images=10_000)
+IN_VAIN, PROMISING = Trial(4, 3, 1, 2, "frozen", ended_early=True), None
+
+
+def epochs_of(one: Learner, resume: InFlight | None = None, stop: int = 0) -> tuple[list[tuple[str, int]], InFlight]:
+    """Learn the second step, or be interrupted after so many epochs; return its epochs and the last state."""
+    seen, states = list[tuple[str, int]](), list[InFlight]()
+
+    def watch(report: EpochReport) -> None:
+        seen.append((report.stage, report.epoch))
+        states.append(report.state())
+        if len(seen) == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
+        one.learn(as_pixels(SECOND[0]), SECOND[1], resume=resume, watcher=Watching(watch))
+    return seen, states[-1]
+
+
+def test_bounded_training_that_makes_answers_worse_ends_after_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "tuned"))
+    monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: PROMISING)
+    training = replace(BOUNDED, epochs=6)
+    one = learner(training=training).partial_fit(*FIRST)
+    monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: IN_VAIN)
+    plain = learner(method="closed-form").partial_fit(*FIRST).partial_fit(*SECOND)
+    seen, _ = epochs_of(one)
+    assert seen == [("training", 1)], "the second epoch is the last, and nobody needs its state"
+    told = method_of(one).left_out
+    assert told is not None and told.trial == IN_VAIN and not told.tuned
+    assert (one.predict_proba(TESTS) == plain.predict_proba(TESTS)).all()
+
+
+def test_training_that_is_looked_at_and_goes_on_comes_to_the_same_end_as_one_that_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "both"))
+    asked: list[Tensor] = []
+    monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: asked.append(arguments[1]))
+    ends = [learner(training=training).partial_fit(*FIRST) for training in (BOUNDED, SETTINGS["training"])]
+    assert len(asked) == 1
+    for one in ends:
+        epochs_of(one)
+    assert len(asked) == 2
+    told = [one.predict_proba(TESTS).tolist() for one in ends]
+    assert told[0] == told[1]
+
+
+def test_training_that_is_interrupted_before_it_is_looked_at_is_looked_at_when_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "tuned"))
+    monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: PROMISING)
+    one = learner(training=replace(BOUNDED, epochs=6)).partial_fit(*FIRST)
+    monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: IN_VAIN)
+    _, state = epochs_of(one, stop=1)
+    epochs_of_rest: list[str] = []
+    one.learn(as_pixels(SECOND[0]), SECOND[1], resume=state, watcher=Watching(lambda one: epochs_of_rest.append("")))
+    assert not epochs_of_rest
+    told = method_of(one).left_out
+    assert told is not None and told.trial == IN_VAIN
+
+
+@pytest.mark.parametrize("training", [SETTINGS["training"], BOUNDED])
+def test_the_plan_counts_the_images_that_pass(training: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: PROMISING)
+    one, passed = learner(training=training).partial_fit(*FIRST), list[int]()
 
     class Counting(Watching):
         def passed(self, images: int) -> None:
@@ -290,6 +356,21 @@ def test_two_that_err_elsewhere_answer_together() -> None:
 
 def test_a_gain_that_chance_explains_changes_nothing() -> None:
     assert choice([0.9, 0.8, 0.2, 0.1], [0.95, 0.5, 0.2, 0.04]) == "frozen"
+
+
+def in_vain(frozen: list[float], trained: list[float]) -> bool:
+    labels = torch.tensor([0] * (len(frozen) // 2) + [1] * (len(frozen) // 2))
+    return (
+        tuned.tried_in_vain(said(frozen), said(trained), labels, torch.ones(len(frozen), dtype=torch.bool)) is not None
+    )
+
+
+def test_only_answers_that_are_worse_by_more_than_chance_end_the_training() -> None:
+    sure, unsure = [0.95, 0.97, 0.96, 0.9, 0.05, 0.02, 0.03, 0.1], [0.6, 0.7, 0.55, 0.65, 0.4, 0.3, 0.45, 0.35]
+    assert in_vain(sure, unsure)
+    assert not in_vain(unsure, sure)
+    assert not in_vain(sure, sure)
+    assert not in_vain([0.9, 0.8, 0.2, 0.1], [0.97, 0.55, 0.2, 0.03]), "this may well be chance"
 
 
 def test_only_judges_are_asked_and_without_any_there_is_no_trial() -> None:

@@ -88,6 +88,8 @@ class _Course:
     resume: InFlight | None = None
     dropout_seed: int | None = None
     watcher: Watcher = field(default_factory=Watcher)
+    look: Callable[[EpochReport], None] | None = None
+    """Sees each epoch before the watcher does, and may end the training by an error."""
     fits: int = 0
     """The number of calls of `fit` so far."""
     previous: FitState | None = None
@@ -136,6 +138,18 @@ class Trainer:
             yield
         finally:
             self._course = _Course()
+
+    @contextlib.contextmanager
+    def looked_at(self, look: Callable[[EpochReport], None]) -> Iterator[None]:
+        """Have `look` see each epoch of the step in this context, before its state can be saved; it may raise.
+
+        So a step that goes on from a saved state has been looked at exactly as often as one that was never interrupted.
+        """
+        self._course.look = look
+        try:
+            yield
+        finally:
+            self._course.look = None
 
     def passed(self, images: int) -> None:
         """Tell the step's watcher that so many images have passed through the network without training it."""
@@ -188,7 +202,10 @@ class Trainer:
                 extra = 0 if self.constraint is None else self.constraint.image_passes
                 passes = len(losses) * (batch_size + extra)
                 state = functools.partial(self._in_flight, number, epoch + 1, update)
-                course.watcher.epoch(EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state))
+                report = EpochReport(stage, epoch + 1, schedule.epochs, passes, losses, mean_loss, state)
+                if course.look:
+                    course.look(report)
+                course.watcher.epoch(report)
             # Losses precede their updates and use a batch's own statistics, so finite ones say nothing of predictions.
             if not self.network.predict_logits(update.training_set.images[:batch_size]).isfinite().all():
                 raise DivergedError

@@ -16,6 +16,8 @@ class Trial:
     both: int
     chosen: Literal["frozen", "tuned", "both"]
     """What answers from now on."""
+    ended_early: bool = False
+    """Whether training was ended early, since it made the answers worse."""
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,14 @@
 Each step first solves the closed form. Then the paper's method (`eeil.py`) trains the copy: its heads start from a
 closed form, and batch normalisation keeps the statistics of its pretraining. Afterwards a closed form is solved on the
 trained features. One image in `JUDGING` of each class is never trained on: these judge whether the network as it came
-answers from now on, the trained one, or the mean of both. Training that diverges or does not help is thrown away.
+answers from now on, the trained one, or the mean of both. Training that diverges or does not help is thrown away. Where
+the recipe bounds how long it trains, the judges are asked after a third of it too, and training that has made their
+answers worse by then is not gone on with.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -21,7 +24,7 @@ from treering import words
 from treering.core import augment
 from treering.core.closed_form import Statistics
 from treering.core.network import IncrementalNetwork
-from treering.core.trainer import DivergedError
+from treering.core.trainer import DivergedError, EpochReport
 from treering.errors import TreeringError
 from treering.methods.base import Step
 from treering.methods.closed_form import MOST_SUMMED, ClosedForm, Measuring
@@ -38,10 +41,20 @@ logger = words.logger(__name__)
 
 JUDGING = 5
 """One image in this many of each class is never trained on."""
+LOOK_AFTER = 3
+"""Training is looked at after one in this many of its epochs."""
 SHARES = {"frozen": 0.0, "both": 0.5, "tuned": 1.0}
 """What can answer: how much the trained network's probabilities count."""
 PREFIX, JUDGES, SHARE = "tuned.", "statistics.judging", "tuned.share"
 """The names of what is saved beside the closed form."""
+
+
+class HopelessError(Exception):
+    """Training that has made the judges' answers worse."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self.trial = trial
 
 
 class Tuned(ClosedForm):
@@ -147,26 +160,52 @@ class Tuned(ClosedForm):
         self.tuning.recipe = replace(self.recipe, training=schedule)
         self.tuning.network.set_heads(self.network.head_sizes[:-1] if step.new_classes else self.network.head_sizes)
         try:
-            self.tuning.learn_step(Step(images, labels, step.new_classes))
-            old, new = self._trained(memory), self._trained(at_hand.own)
-            if not all(part.isfinite().all() for part in (*old.values(), *new.values())):
-                raise DivergedError
+            with self.trainer.looked_at(lambda report: self._look(at_hand, frozen_NC, judging_N, report)):
+                self.tuning.learn_step(Step(images, labels, step.new_classes))
+            tuned_NC, x_ND = self._solve(at_hand, memory, judging_N, keep=True)
         except DivergedError:
             logger.warning("training the network on these images diverged, so it stays as it came")
             self._untrain()
             return None, frozen_NC, None
+        except HopelessError as hopeless:
+            self._untrain()
+            return hopeless.trial, frozen_NC, None
         finally:
             self.tuning.memory.exemplars = {}
+        trial = tried(frozen_NC, tuned_NC, at_hand.labels().to(self.network.device), judging_N)
+        self._choose(trial)
+        return trial, mixed(frozen_NC, tuned_NC, self.share), x_ND
+
+    def _look(self, at_hand: AtHand, frozen_NC: Tensor, judging_N: Tensor, report: EpochReport) -> None:
+        """End the training if it is bounded, a third of it is over and the judges' answers are worse by then."""
+        is_time = report.stage == "training" and report.epoch == report.epochs // LOOK_AFTER
+        if not (is_time and self.recipe.training.most_images and judging_N.any()):
+            return
+        self.tuned.network.eval()
+        tuned_NC, _ = self._solve(at_hand, at_hand.asked, judging_N, keep=False)
+        trial = tried_in_vain(frozen_NC, tuned_NC, at_hand.labels().to(self.network.device), judging_N)
+        if trial:
+            raise HopelessError(trial)
+        self.tuned.network.train()
+
+    def _solve(
+        self, at_hand: AtHand, exemplars: Mapping[int, Images], judging_N: Tensor, keep: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Solve a closed form of the copy's features of these exemplars and the step's images.
+
+        Return what all others say of each image at hand, and its features. `keep` sets the copy's heads.
+        """
+        old, new = self._trained(exemplars), self._trained(at_hand.own)
+        if not all(part.isfinite().all() for part in (*old.values(), *new.values())):
+            raise DivergedError
         self.tuned.statistics = Statistics.empty(self.tuned.network.feature_size, self.network.device)
         features = together_by_class(old, new)
         self.tuned.add(features)
         rows = self._rows(at_hand, features)
         judging = torch.zeros(sum(map(len, features.values())), dtype=torch.bool, device=self.network.device)
         judging[rows] = judging_N
-        tuned_NC = self.tuned.log_probabilities(features, judging, keep=True)[rows]
-        trial = tried(frozen_NC, tuned_NC, at_hand.labels().to(self.network.device), judging_N)
-        self._choose(trial)
-        return trial, mixed(frozen_NC, tuned_NC, self.share), stacked(features)[0][rows]
+        tuned_NC = self.tuned.log_probabilities(features, judging, keep)
+        return tuned_NC[rows], stacked(features)[0][rows]
 
     def _rows(self, at_hand: AtHand, features: Mapping[int, Tensor]) -> Tensor:
         """Return where the images at hand stand among those of `features`, which has all exemplars of each class."""
@@ -242,7 +281,8 @@ class Tuned(ClosedForm):
         if not schedule.epochs or not recipe.memory.size:
             return stages
         trained, kept = ({label: count - count // JUDGING for label, count in part.items()} for part in (step, memory))
-        around = StagePlan(total, total + sum(trained.values()) + sum(kept.values()), trains=False)
+        looks = bool(recipe.training.most_images and schedule.epochs >= LOOK_AFTER)
+        around = StagePlan(total, (1 + looks) * total + sum(trained.values()) + sum(kept.values()), trains=False)
         return [*stages, *EEIL.plan_step(replace(recipe, training=schedule), trained, kept), around]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -288,6 +328,26 @@ def mixed(frozen_NC: Tensor, tuned_NC: Tensor, share: float) -> Tensor:
     return ((1 - share) * frozen_NC.exp() + share * tuned_NC.exp()).log()
 
 
+class _Judged:
+    """What the images that judge say of each network."""
+
+    def __init__(self, frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> None:
+        labels = labels_N[judging_N]
+        said = {name: mixed(frozen_NC, tuned_NC, share)[judging_N] for name, share in SHARES.items()}
+        self.right = {name: int((part.argmax(1) == labels).sum()) for name, part in said.items()}
+        self._loss_N = {name: F.nll_loss(part.clamp_min(-20), labels, reduction="none") for name, part in said.items()}
+        self._weight_N = 1 / labels.bincount()[labels].double()  # each class counts alike
+
+    def gain(self, one: str, other: str) -> tuple[float, float]:
+        """Return by how much the mean loss is less with the other network, and the standard error of that."""
+        gain_N = self._weight_N / self._weight_N.mean() * (self._loss_N[one] - self._loss_N[other])
+        return float(gain_N.mean()), float(gain_N.std()) / len(gain_N) ** 0.5 if len(gain_N) > 1 else math.inf
+
+    def trial(self, chosen: Literal["frozen", "both", "tuned"], ended_early: bool = False) -> Trial:
+        right = self.right
+        return Trial(len(self._weight_N), right["frozen"], right["tuned"], right["both"], chosen, ended_early)
+
+
 def tried(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> Trial | None:
     """Choose what answers by the images that judge; without any there is no trial.
 
@@ -296,16 +356,18 @@ def tried(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tens
     """
     if not judging_N.any():
         return None
-    labels = labels_N[judging_N]
-    said = {name: mixed(frozen_NC, tuned_NC, share)[judging_N] for name, share in SHARES.items()}
-    right = {name: int((part.argmax(1) == labels).sum()) for name, part in said.items()}
-    loss_N = {name: F.nll_loss(part.clamp_min(-20), labels, reduction="none") for name, part in said.items()}
-    weight_N = 1 / labels.bincount()[labels].double()  # each class counts alike
+    judged = _Judged(frozen_NC, tuned_NC, labels_N, judging_N)
     chosen: Literal["frozen", "both", "tuned"] = "frozen"
     better: list[Literal["both", "tuned"]] = ["both", "tuned"]
     for other in better:
-        gain_N = weight_N / weight_N.mean() * (loss_N[chosen] - loss_N[other])
-        error = float(gain_N.std()) / len(gain_N) ** 0.5 if len(gain_N) > 1 else float("inf")
-        if float(gain_N.mean()) > error and right[other] >= right[chosen]:
+        gain, error = judged.gain(chosen, other)
+        if gain > error and judged.right[other] >= judged.right[chosen]:
             chosen = other
-    return Trial(len(labels), right["frozen"], right["tuned"], right["both"], chosen)
+    return judged.trial(chosen)
+
+
+def tried_in_vain(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> Trial | None:
+    """Return the trial of training that has made the judges' mean loss greater by more than the standard error."""
+    judged = _Judged(frozen_NC, tuned_NC, labels_N, judging_N)
+    gains = (judged.gain("frozen", other) for other in ("both", "tuned"))
+    return judged.trial("frozen", ended_early=True) if all(gain < -error for gain, error in gains) else None
