@@ -1,6 +1,6 @@
 """Measure `treering learn` on sets of photos beside what a user would do instead, on the same photos and weights.
 
-    python benchmarks/photos.py --set birds=DIR [--set NAME=DIR[:CLASSES:TRAIN:VAL] …] [--draws 3] --out FILE.json
+    python benchmarks/photos.py --set birds=DIR [--set NAME=DIR[:CLASSES:TRAIN:VAL] …] [--draws 0 1 2] --out FILE.json
 
 DIR has train/<class>/<photo> and val/<class>/<photo>. A draw is of CLASSES of its classes, of TRAIN and VAL photos of
 each (without TRAIN nine in ten of those there are), and of the order of classes. treering learns four steps: first two
@@ -189,14 +189,14 @@ def main() -> None:
     """Measure all draws of all sets that are not done yet; print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", action="append", required=True, metavar="NAME=DIR[:CLASSES:TRAIN:VAL]")
-    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--draws", type=int, nargs="+", default=[0, 1, 2], metavar="NUMBER")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     found: dict[str, Any] = {"benchmark": "photos", "draws": []}
     if options.out.exists():
         found = json.loads(options.out.read_text())
-    for number in range(options.draws):
+    for number in options.draws:
         for given in options.set:
             name, _, where = given.partition("=")
             if any((one["set"], one["draw"]) == (name, number) for one in found["draws"]):

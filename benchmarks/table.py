@@ -93,15 +93,15 @@ def _photos() -> dict[str, list[Record]]:
     sets: dict[str, list[Record]] = {}
     for draw in measured("photos")["draws"]:
         sets.setdefault(draw["set"], []).append(draw)
-    return sets
+    return {name: sorted(draws, key=lambda draw: draw["draw"]) for name, draws in sets.items()}
 
 
 def _cell(runs: Sequence[Record]) -> str:
-    """Return the accuracy, that on the class of few photos, and the time of the longest step."""
+    """Return the accuracy, that on the class of few photos, and the time of the first draw's longest step."""
     if not runs:
         return "–"  # noqa: RUF001
     right, few = (fmean(run[name] for run in runs) for name in ("percent_right", "percent_right_of_few"))
-    seconds = fmean(max(run["seconds"]) if isinstance(run["seconds"], list) else run["seconds"] for run in runs)
+    seconds = max(runs[0]["seconds"]) if isinstance(runs[0]["seconds"], list) else runs[0]["seconds"]
     return f"{right:.1f} ({few:.0f}) in {seconds:.0f} s"
 
 
