@@ -34,7 +34,7 @@ from treering.photos.plan import Plan
 from treering.storage import check as checks
 from treering.storage import folder as opened
 from treering.storage import manifest as manifests
-from treering.storage import model_folder, names, resume, user_key
+from treering.storage import model_folder, names, pictures, resume, user_key
 from treering.storage.folder import Folder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and pipes are made as on Linux")
@@ -514,6 +514,29 @@ def with_chunks(kind: bytes, count: int) -> bytes:
     return whole[:place] + struct.pack(">I4sI", 0, kind, zlib.crc32(kind)) * count + whole[place:]
 
 
+ROWS = bytes(20 * (1 + 3 * 20))
+"""The pixels of a black image, with the filter of each row."""
+
+
+def with_pixels(stream: bytes, interlaced: int = 0) -> bytes:
+    """A picture of the model's shape with this stream of pixels, whose checksums are right."""
+    head = struct.pack(">IIBBBBB", 20, 20, 8, 2, 0, 0, interlaced)
+    parts = (b"IHDR", head), (b"IDAT", stream), (b"IEND", b"")
+    chunks = [
+        struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part)) for kind, part in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def packed(rows: bytes, window: int, *dictionary: bytes) -> bytes:
+    compressor = zlib.compressobj(9, zlib.DEFLATED, window, 8, 0, *dictionary)
+    return compressor.compress(rows) + compressor.flush()
+
+
+def test_a_picture_made_here_as_treering_makes_it_is_one() -> None:
+    pictures.require_decodable(with_pixels(zlib.compress(ROWS)), (3, 20, 20))
+
+
 IMAGES: dict[str, Callable[[], bytes]] = {
     "a chunk that treering never writes": lambda: with_chunks(b"aaAa", 1),
     "chunks without pixels": lambda: with_chunks(b"IDAT", 1000),
@@ -526,6 +549,19 @@ IMAGES: dict[str, Callable[[], bytes]] = {
     "EPS": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n",
     "huge": lambda: png()[:16] + struct.pack(">II", 60_000, 60_000) + png()[24:],
     "cut": lambda: png()[:50],
+    "bytes behind its end": lambda: png() + b"\0",
+    "a kilobyte behind its end": lambda: png() + bytes(1000),
+    "bytes behind its pixels": lambda: with_pixels(zlib.compress(ROWS) + b"\0"),
+    "more rows": lambda: with_pixels(zlib.compress(ROWS + ROWS)),
+    "rows without end": lambda: with_pixels(zlib.compress(bytes(10**7))),
+    "fewer rows": lambda: with_pixels(zlib.compress(ROWS[:-1])),
+    "no checksum of its pixels": lambda: with_pixels(zlib.compress(ROWS)[:-4]),
+    "another filter": lambda: with_pixels(zlib.compress(b"\5" + ROWS[1:])),
+    "a dictionary": lambda: with_pixels(packed(ROWS, 15, b"x")),
+    "another window": lambda: with_pixels(b"\xff" + packed(ROWS, 15)[1:]),
+    "no head of its pixels": lambda: with_pixels(packed(ROWS, -15)),
+    "pixels as gzip": lambda: with_pixels(packed(ROWS, 31)),
+    "interlace": lambda: with_pixels(zlib.compress(ROWS), 1),
     "nothing": lambda: b"",
 }
 
@@ -910,6 +946,30 @@ def test_images_of_one_content_count_once_whatever_their_names(path: Path, monke
     reseal(path, manifest)
     monkeypatch.setattr(model_folder, "ALWAYS_HELD", 20 * 20 * 3)
     monkeypatch.setattr(model_folder, "MOST_HELD", 8)
+    with pytest.raises(TreeringError, match=r"images that would take .* bytes, far more than their files"):
+        Learner.load(path, device="cpu")
+
+
+HOLLOW, WHOLE = "weights-0123456789ab.safetensors", "weights-000000000000.safetensors"
+
+
+def test_what_a_file_holds_is_counted_without_its_holes(tmp_path: Path) -> None:
+    with (tmp_path / HOLLOW).open("wb") as stream:
+        for place in (0, 2**21):
+            stream.seek(place)
+            stream.write(b"x" * 4096)
+        stream.truncate(2**23)
+    (tmp_path / WHOLE).write_bytes(bytes(2**21))
+    with Folder(tmp_path) as folder:
+        assert folder.held(WHOLE) == 2**21
+        assert folder.held(HOLLOW) in (*range(8192, 2**19), 2**23)  # some file systems do not tell of holes
+
+
+def test_black_images_that_are_holes_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pixels of a black image that is not compressed may be a hole in its file, so many of them take no disk."""
+    monkeypatch.setattr(model_folder, "ALWAYS_HELD", 20 * 20 * 3)
+    Learner.load(path, device="cpu")
+    monkeypatch.setattr(Folder, "held", lambda folder, name: 1)
     with pytest.raises(TreeringError, match=r"images that would take .* bytes, far more than their files"):
         Learner.load(path, device="cpu")
 

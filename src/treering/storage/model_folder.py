@@ -310,7 +310,7 @@ def images_of(folder: Folder, manifest: Manifest) -> tuple[dict[int, Pictures], 
     taken = len(entries) * math.prod(shape)
     if taken > ALWAYS_HELD:
         different = {entry.sha256: entry.name for entry in entries}
-        if taken > MOST_HELD * sum(map(folder.size, different.values())):
+        if taken > MOST_HELD * sum(map(folder.held, different.values())):
             what = f"{len(entries):,} images that would take {taken:,} bytes, far more than their files"
             raise TreeringError(f"{folder.path} keeps {what}, so they are no photos: {COPY}")
 
