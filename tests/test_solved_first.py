@@ -10,6 +10,8 @@ import pytest
 from learn_helper import CHANGES, MEMORY, TUNED, learn, leftovers, make_folder, model_state
 
 from treering import Learner, TreeringError
+from treering.methods import tuned
+from treering.methods.left_out import Trial
 from treering.model import examine
 from treering.photos import learn as photos
 from treering.photos import overview
@@ -166,3 +168,31 @@ def test_a_disk_that_is_full_after_training_leaves_what_was_solved_and_says_so(
     assert Learner.load(path).history_[-1]["unfinished"]
     learn(path, first)
     assert model_state(path) == learnt(tmp_path / "whole", first)
+
+
+@pytest.mark.parametrize(("most_images", "may_end"), [(0, False), (10_000, True)])
+def test_the_plan_tells_what_a_step_takes_if_its_training_is_ended_early(
+    tmp_path: Path, first: Path, most_images: int, may_end: bool
+) -> None:
+    plans: list[Plan] = []
+    changes = (*NEW["changes"], f"training.most_images={most_images}")
+    learn(tmp_path / "model", first, **NEW | {"changes": changes}, tell=plans.append, dry_run=True)
+    assert (0 < plans[0].fewest_seconds < plans[0].seconds) == may_end
+    assert may_end or plans[0].fewest_seconds == plans[0].seconds
+
+
+def test_training_that_is_ended_early_leaves_what_was_solved(
+    tmp_path: Path, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial(4, 4, 2, 3, "frozen", ended_early=True)
+    monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: trial)
+    path, changes = tmp_path / "model", (*NEW["changes"], "training.most_images=10000")
+    outcome = learn(path, first, **NEW | {"changes": changes})
+    assert outcome is not None
+    assert outcome.trial == trial
+    assert not overview.of(path).unfinished
+    assert leftovers(path) == []
+    fast = tmp_path / "fast"
+    learn(fast, first, **NEW | {"changes": changes}, effort="fast")
+    images = Learner.load(path).exemplars_["dog"]
+    assert Learner.load(path).predict_proba(images).tolist() == Learner.load(fast).predict_proba(images).tolist()

@@ -57,7 +57,8 @@ class Printer(Terminal):
         where = "GPU" if plan.device.type == "cuda" else "CPU"
         less = ", less what an interrupted call has done already" if plan.resumed else ""
         what = "Training" if methods.find(recipe.method).trains else "Learning"
-        self.line(f"{what} takes about {duration(plan.seconds)} on this {where}{less}.")
+        early = f", or {duration(plan.fewest_seconds)} if training does not help" * (plan.fewest_seconds < plan.seconds)
+        self.line(f"{what} takes about {duration(plan.seconds)} on this {where}{early}{less}.")
 
     def _same(self, plan: Plan) -> None:
         """Print which photos are there more than once: those in two classes first, one of which is wrong."""

@@ -252,6 +252,8 @@ class _Lesson:
         solves_first = not (is_solved or resumed) and plan.is_solved_before_training(recipe, stages)
         if solves_first:
             stages += plan.stages(self.model, replace(recipe, training=replace(self.training, epochs=0)), labels)
+        early = plan.ended_early(recipe, stages)
+        seconds, fewest = plan.seconds([stages, early], recipe, self.size, facts.device, later=bool(self.known))
         return replace(
             facts,
             solves_first=solves_first,
@@ -261,7 +263,8 @@ class _Lesson:
             image_passes=sum(stage.image_passes for stage in stages),
             epochs=self.training.epochs,
             training_passes=sum(stage.image_passes for stage in stages if stage.trains),
-            seconds=plan.seconds(stages, recipe, self.size, facts.device, later=bool(self.known)),
+            seconds=seconds,
+            fewest_seconds=fewest,
             resumed=resumed,
         )
 

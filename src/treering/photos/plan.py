@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from treering import methods
 from treering.core import augment
 from treering.methods import speed
 from treering.methods.plan import StagePlan
+from treering.methods.tuned import LOOK_AFTER
 from treering.model import Model
 from treering.photos.copies import Shown
 from treering.recipe import Recipe
@@ -52,6 +53,8 @@ class Plan:
     """The number of those that the network is trained on; the others only pass through it."""
     seconds: float = 0.0
     """The time that the step takes, roughly."""
+    fewest_seconds: float = 0.0
+    """The time that it takes if its training is ended early."""
     solves_first: bool = False
     """Whether the model is given what can be solved before its network is trained."""
     resumed: bool = False
@@ -73,14 +76,27 @@ def is_solved_before_training(recipe: Recipe, stages: Sequence[StagePlan]) -> bo
     return not methods.find(recipe.method).trains and any(stage.trains for stage in stages)
 
 
-def seconds(stages: Sequence[StagePlan], recipe: Recipe, size: int, device: torch.device, later: bool) -> float:
-    """Estimate how long a step takes, by the speed of this device just now."""
-    method, total = methods.find(recipe.method), 0.0
+def ended_early(recipe: Recipe, stages: Sequence[StagePlan]) -> list[StagePlan]:
+    """Return what is done of these stages if their training is ended when it is looked at, if it can be."""
+    if not (recipe.training.most_images and is_solved_before_training(recipe, stages)):
+        return list(stages)
+    training = next(stage for stage in stages if stage.trains)
+    begun = replace(training, image_passes=training.image_passes // LOOK_AFTER)
+    return [begun, *(stage for stage in stages if not stage.trains)]
+
+
+def seconds(
+    plans: Sequence[Sequence[StagePlan]], recipe: Recipe, size: int, device: torch.device, later: bool
+) -> list[float]:
+    """Estimate how long a step takes by each of several plans, by the speed of this device just now."""
+    method = methods.find(recipe.method)
+    totals = [0.0 if method.trains else speed.solving_seconds(device)] * len(plans)
     for trains in (True, False):
-        passes = sum(stage.image_passes for stage in stages if stage.trains is trains)
+        passes = [sum(stage.image_passes for stage in stages if stage.trains is trains) for stages in plans]
         side = augment.input_side(recipe.augmentation if trains else method.outside_training(recipe), size)
-        if passes:
+        if any(passes):
             # For distillation the teacher sees each image too, which costs about a third of training on it.
             factor = 4 / 3 if trains and later else 1
-            total += factor * passes / speed.images_per_second(recipe, (3, side, side), device, trains)
-    return total if method.trains else total + speed.solving_seconds(device)
+            rate = speed.images_per_second(recipe, (3, side, side), device, trains)
+            totals = [total + factor * count / rate for total, count in zip(totals, passes, strict=True)]
+    return totals
