@@ -151,6 +151,16 @@ def test_a_class_that_none_of_the_images_is_of_has_no_say_in_the_temperature() -
     assert closed_form._best_temperature([more_NC], labels_N)[0] == pytest.approx(wanted, rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_all_scores_at_once_and_in_parts_lead_to_the_same_temperature(seed: int) -> None:
+    random = np.random.RandomState(seed)
+    labels_N = torch.from_numpy(random.randint(0, 5, 40))
+    scores_NC = torch.from_numpy(random.normal(0, 10.0 ** random.uniform(-3, 1), (40, 5)))
+    scores_NC[range(40), labels_N] += random.uniform(0, 2) * scores_NC.std()
+    at_once = closed_form._best_temperature([scores_NC], labels_N)
+    assert at_once == pytest.approx(closed_form._best_temperature(scores_NC.split(7), labels_N), rel=1e-9)
+
+
 def test_features_that_tell_nothing_are_left_aside() -> None:
     x_ND, labels_N = features_of([0, 1, 2] * 9, 5, 7)
     noise_ND = torch.from_numpy(np.random.RandomState(8).normal(0, 3, (27, 12)))
