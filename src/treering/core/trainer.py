@@ -16,10 +16,10 @@ from torch import Tensor
 from treering.core.capture import CapturedUpdate
 from treering.core.network import IncrementalNetwork
 from treering.core.optim import OPTIMIZERS
-from treering.core.update import BatchUpdate, Constraint, Loss, TrainingSet, batch_plan
+from treering.core.update import BatchUpdate, Constraint, Loss, TrainingSet, batch_plan, memory_of
 from treering.errors import TreeringError
 from treering.recipe import Optimizer, Schedule
-from treering.runtime import randomness
+from treering.runtime import free_memory, randomness
 
 DIVERGED = "training diverged (its numbers are not finite): lower the learning rate"
 
@@ -220,11 +220,22 @@ class Trainer:
             self._captured.optimizer.momentum.zero_()
             return self._captured
         self._captured = None  # frees an old graph's memory first
+        self._require_memory(batch_size, training_set.images.shape[1:])
         optimizer = OPTIMIZERS[self.settings.kind](self.network, self.settings, self.generator)
         if not self.network.engine.captures:
             return BatchUpdate(self.network, optimizer, self.loss, training_set, batch_size, self.constraint)
         self._captured = CapturedUpdate(self.network, optimizer, self.loss, training_set, batch_size, self.constraint)
         return self._captured
+
+    def _require_memory(self, batch_size: int, image_shape: Sequence[int]) -> None:
+        """Raise if an update takes more memory than this computer has free, which could end other programs."""
+        if self.network.device.type == "cpu":
+            _, height, width = image_shape
+            free_memory.require(
+                memory_of(self.network, batch_size, image_shape),
+                f"training on {batch_size} images of {width} x {height} pixels at a time",
+                "begin a model of smaller images or with a smaller optimizer.batch_size",
+            )
 
     def _pass(self, update: BatchUpdate, part: TrainingSet, drawn: bool) -> Tensor:
         """Train once on `part`, which the update holds already unless it is `drawn`; return each batch's loss."""

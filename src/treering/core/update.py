@@ -14,6 +14,10 @@ from treering.core.network import IncrementalNetwork
 from treering.core.optim import SGD
 from treering.recipe import Optimizer
 
+PROBED = 224
+"""The most pixels a side of the image by which the memory that training takes is told."""
+VALUES_OF_WEIGHT = 6
+"""How many values training holds of each weight: itself, its gradient, the optimiser's, and copies of them."""
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Maps (logits, labels, soft targets, head of each class) of a batch to its loss."""
 
@@ -58,6 +62,44 @@ def batch_plan(count: int, settings: Optimizer) -> tuple[int, int]:
     """
     batch_size = max(2, min(settings.batch_size, count))
     return batch_size, math.ceil(count / batch_size)
+
+
+def memory_of(network: IncrementalNetwork, batch_size: int, image_shape: Sequence[int]) -> int:
+    """Return about how many bytes an update by a batch of such images takes, at least.
+
+    That is what the gradient needs of each module's work, by one small image, and the optimiser's values.
+    """
+    channels, height, width = image_shape
+    seen = min(height, PROBED), min(width, PROBED)
+    try:
+        saved = _saved(network, (channels, *seen))
+    except (RuntimeError, ValueError, AssertionError):  # a network may take images of one size alone
+        seen = height, width
+        saved = _saved(network, (channels, *seen))
+    each = (sum(saved) + 2 * max(saved, default=0)) * height * width // math.prod(seen)
+    weights = sum(parameter.numel() for parameter in network.parameters())
+    return batch_size * each + VALUES_OF_WEIGHT * 4 * weights
+
+
+def _saved(network: IncrementalNetwork, image_shape: Sequence[int]) -> list[int]:
+    """Return the bytes of each tensor that the gradient by one image needs; the network stays as it is."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
+    found: dict[int, tuple[int, Tensor]] = {}
+
+    def noted(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes(), tensor  # which is kept, so that no other takes its place
+        return tensor
+
+    training = network.training
+    network.eval()  # in which statistics and random numbers stay as they are
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(noted, lambda tensor: tensor):
+            network.features(torch.zeros(1, *image_shape, device=network.device, dtype=network.mean_image.dtype))
+    finally:
+        network.train(training)
+    return [size for size, _ in found.values()]
 
 
 class Constraint(Protocol):

@@ -22,7 +22,7 @@ from treering.errors import TreeringError
 from treering.methods.left_out import LeftOut
 from treering.methods.plan import Counts, StagePlan
 from treering.recipe import Augmentation, Recipe
-from treering.runtime import pixels
+from treering.runtime import free_memory, pixels
 from treering.runtime.pixels import Images
 
 
@@ -212,10 +212,21 @@ class Method(ABC):
 
     def augmented(self, images: Images, labels: Tensor, targets_of: Callable[[Tensor, Tensor], Tensor]) -> TrainingSet:
         """Return the augmented images, their labels, and the targets that `targets_of` gives for both."""
+        self._require_memory(images)
         inside = pixels.tensor(images).to(self.network.device)
         augmented = augment.augmented(inside, self.recipe.augmentation, self.generator)
         repeated = labels.repeat(augment.copies(self.recipe.augmentation))
         return TrainingSet(augmented, repeated, targets_of(augmented, repeated))
+
+    def _require_memory(self, images: Images) -> None:
+        """Raise if augmented images take more memory than this computer has free, which could end other programs."""
+        if self.network.device.type == "cpu":
+            count, channels, height, width = images.shape
+            side = augment.input_side(self.recipe.augmentation, height)
+            pixels_of_each = height * width if side == height else side * side
+            copies = augment.copies(self.recipe.augmentation) * count
+            what = f"{count:,} images of {width} x {height} pixels, augmented for training,"
+            free_memory.require(2 * copies * channels * pixels_of_each, what, "learn fewer images at a time")
 
     def _draw(
         self, images: Images, labels: Tensor, targets_of: Callable[[Tensor, Tensor], Tensor]
