@@ -252,6 +252,25 @@ def test_large_images_pass_through_the_network_a_few_at_a_time(
     assert 5 <= sum(passed) < min(10, many), "fewer images are compared where they are large"
 
 
+@pytest.mark.parametrize("long", [0.0, 1000.0])
+def test_an_export_that_takes_long_says_so_beforehand(
+    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, long: float
+) -> None:
+    monkeypatch.setattr(export, "LONG", long)
+    written = export._pt2
+
+    def told() -> int:
+        return sum(record.name == "treering.export" for record in caplog.records)
+
+    def writes(*arguments: Any) -> Any:
+        assert told() == (long == 0)
+        return written(*arguments)
+
+    monkeypatch.setattr(export, "_pt2", writes)
+    learner.export(tmp_path / "model.pt2")
+    assert told() == (long == 0)
+
+
 def test_a_learner_that_has_learnt_nothing_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(TreeringError, match="learnt nothing"):
         Learner().export(tmp_path / "out.pt2")

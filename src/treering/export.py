@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from treering import words
 from treering.errors import TreeringError, first_line
 from treering.model import Model, input_shape
 from treering.prediction import LONGEST_SIDE, SHARE, threshold
@@ -23,6 +25,9 @@ from treering.runtime import files
 from treering.runtime.pixels import join, tensor
 from treering.session import own_precision
 from treering.version import __version__
+from treering.words import duration
+
+logger = words.logger(__name__)
 
 TOLERANCE = 1e-4
 """The largest difference that is allowed between a probability of the exported model and of this one."""
@@ -34,6 +39,12 @@ BATCH_PIXELS = 8 * 256 * 256
 """The most pixels that pass through the network at once, unless a single image has more."""
 OUTPUTS = ["probabilities", "distances"]
 """The names of a file's outputs; only models that can tell unknown images have the second."""
+
+
+LONG = 5.0
+"""Seconds of this comparison after whose beginning it is told how long it takes."""
+Ask = Callable[[Tensor], Sequence[np.ndarray]]
+"""Maps images to a model's answers."""
 
 
 class Deployed(nn.Module):
@@ -70,7 +81,7 @@ def export(model: Model, out: Path) -> float:
     deployed = Deployed(copy.deepcopy(answering).cpu().eval(), model.sorted_columns()).eval()
     with own_precision(torch.device("cpu")):
         with torch.no_grad():
-            expected = _in_batches(lambda part: _arrays(deployed(part)), pixels)
+            expected = _in_batches(_told(lambda part: _arrays(deployed(part)), len(pixels)), pixels)
         try:
             content, answers = (_onnx if out.suffix == ".onnx" else _pt2)(deployed, pixels, _facts(model, pixels))
         except TreeringError:
@@ -188,11 +199,26 @@ def _pt2(deployed: nn.Module, pixels: Tensor, facts: dict[str, str]) -> tuple[by
         return buffer.getvalue(), _in_batches(lambda part: _arrays(loaded(part)), pixels)
 
 
-def _in_batches(ask: Callable[[Tensor], Sequence[np.ndarray]], pixels: Tensor) -> list[np.ndarray]:
+def _in_batches(ask: Ask, pixels: Tensor) -> list[np.ndarray]:
     """Return the answers for batches of two sizes at least, so that a fixed batch size would be noticed."""
     at_once = max(2, BATCH_PIXELS // pixels.shape[2:].numel())
     parts = [ask(part) for part in (pixels[:1], *pixels[1:].split(at_once)) if len(part)]
     return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+
+
+def _told(ask: Ask, count: int) -> Ask:
+    """Return the same function, which tells how long it takes to ask both models of so many images, if that is long."""
+    begun = time.perf_counter()
+    calls = iter([True])
+
+    def asked(part: Tensor) -> Sequence[np.ndarray]:
+        said = ask(part)
+        seconds = 2 * count * (time.perf_counter() - begun) / len(part)
+        if next(calls, False) and seconds > LONG:
+            logger.warning("its images are large: to compare both models takes about %s", duration(seconds))
+        return said
+
+    return asked
 
 
 def _arrays(outputs: Tensor | tuple[Tensor, ...]) -> list[np.ndarray]:
