@@ -268,6 +268,7 @@ def test_a_pickle_that_asks_for_code_is_refused_and_nothing_runs(tmp_path: Path,
     ("module", "name"),
     [
         ("numpy.linalg", "dtype"),
+        ("numpy.f2py.__main__", "dtype"),
         ("numpy.core.multiarray", "ndarray"),
         ("numpy", "_reconstruct"),
         ("numpy", "encode"),

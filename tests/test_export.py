@@ -252,6 +252,12 @@ def test_large_images_pass_through_the_network_a_few_at_a_time(
     assert 5 <= sum(passed) < min(10, many), "fewer images are compared where they are large"
 
 
+def test_what_a_killed_export_left_goes_with_the_next_one(learner: Learner, tmp_path: Path) -> None:
+    (tmp_path / f".tmp-{'a' * 32}").write_bytes(b"half")
+    learner.export(tmp_path / "model.pt2")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt2"]
+
+
 @pytest.mark.parametrize("long", [0.0, 1000.0])
 def test_an_export_that_takes_long_says_so_beforehand(
     learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, long: float

@@ -220,6 +220,24 @@ def test_links_in_the_place_of_what_treering_removes_do_not_lead_outside(
         assert content(outside) == before
 
 
+@pytest.mark.parametrize("name", ["memory/0003-eel", "previous"])
+def test_no_link_in_the_place_of_what_a_learn_writes_leads_outside(
+    path: Path, models: Models, outside: Path, name: str
+) -> None:
+    shutil.rmtree(path / name, ignore_errors=True)
+    (path / name).symlink_to(outside)
+    state, before = model_state(path), content(outside)
+    command("learn", path, models.third, "--device", "cpu").refused()
+    assert content(outside) == before
+    assert model_state(path) == state
+
+
+def test_what_has_nearly_the_name_of_an_earlier_version_is_none(path: Path, models: Models) -> None:
+    (path / "previous" / "0001x.json").write_text("{")
+    assert {one.code for one in every_command(path, models).values()} == {0}
+    assert (path / "previous" / "0001x.json").read_text() == "{"
+
+
 def test_the_folder_itself_may_be_reached_through_a_link(tmp_path: Path, path: Path, models: Models) -> None:
     (tmp_path / "link").symlink_to(path)
     done = every_command(tmp_path / "link", models)
