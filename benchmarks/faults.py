@@ -167,16 +167,15 @@ def solved_digest(path: Path, folder: Path) -> str:
     return digest(path)
 
 
-def all_commands(place: Path) -> list[Command]:
-    """Make the models and photos."""
+def commands_of(place: Path, names: list[str]) -> list[Command]:
+    """Make the models and photos, and return the commands of these names."""
     first = write_photos(place / "first", {"cat": 6, "horse": 6})
     second = write_photos(place / "second", {"an owl": 6})
     few = [write_photos(place / "few", {"cat": 2, "horse": 2}), write_photos(place / "more", {"an owl": 2, "a bee": 2})]
     one, two = learnt(place / "one", [first]), learnt(place / "two", [first, second])
     solved = learnt(place / "solved", few, SOLVED)
-    trained = learnt(place / "trained", [first], TRAINED)
     learner = Learner.load(two, device="cpu")
-    return [
+    commands = [
         Command("save", one, lambda path: save(learner, path)),
         Command("learn", one, lambda path: run_command("learn", path, second, "--device", "cpu")),
         Command("undo", two, lambda path: run_command("undo", path)),
@@ -184,18 +183,18 @@ def all_commands(place: Path) -> list[Command]:
         Command("forget", solved, lambda path: run_command("forget", path, "cat", "horse")),
         Command("rename", solved, lambda path: run_command("rename", path, "cat", "wild cat")),
         Command("merge", solved, lambda path: run_command("merge", path, "an owl", "cat")),
-        Command(
-            "trained learn",
-            trained,
-            lambda path: run_command("learn", path, second, "--device", "cpu"),
-            solved=solved_digest(Path(shutil.copytree(trained, place / "between")), second),
-        ),
     ]
+    if "trained learn" in names:
+        trained = learnt(place / "trained", [first], TRAINED)
+        between = solved_digest(Path(shutil.copytree(trained, place / "between")), second)
+        act = next(command.act for command in commands if command.name == "learn")
+        commands.append(Command("trained learn", trained, act, solved=between))
+    return [command for command in commands if command.name in names]
 
 
 def prepared(place: Path, names: list[str]) -> list[Command]:
     """Return the commands of these names, each done once in peace: for its result, and so that all is imported."""
-    chosen = [command for command in all_commands(place) if command.name in names]
+    chosen = commands_of(place, names)
     for command in chosen:
         copy = place / "peace" / command.name
         shutil.copytree(command.start, copy)

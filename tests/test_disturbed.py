@@ -30,8 +30,8 @@ def findings(script: str, out: Path, *options: str) -> dict[str, Any]:
 def test_after_any_failed_file_operation_the_old_or_the_new_model_is_whole_and_what_is_said_is_true(
     tmp_path: Path,
 ) -> None:
-    found = findings("faults.py", tmp_path / "found.json", "--commands", "save", "undo", "--every", "40")
-    assert found.keys() == {"save", "undo"}
+    found = findings("faults.py", tmp_path / "found.json", "--commands", "save", "undo", "merge", "--every", "40")
+    assert found.keys() == {"save", "undo", "merge"}
     for name, facts in found.items():
         assert facts["trials"] > 10, name
         assert facts["violations"] == []
