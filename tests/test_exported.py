@@ -101,6 +101,11 @@ def test_another_device_is_one_line(place: Path) -> None:
     command("predict", place / "model.onnx", place / "test", "--device", "cuda").refused("an exported file", "CPU")
 
 
+def test_an_exported_program_is_one_line(place: Path) -> None:
+    (place / "model.pt2").write_bytes(b"PK")
+    command("predict", place / "model.pt2", place / "test").refused("model.pt2", ".onnx")
+
+
 def test_without_onnxruntime_it_says_what_to_install(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     command("predict", place / "model.onnx", place / "test").refused("pip install 'treering[export]'")

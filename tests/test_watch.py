@@ -187,7 +187,7 @@ def test_the_command_tells_photos_as_they_come_until_ctrl_c(
     assert done.code == 130
     assert done.out == "inbox/new.png: cat 75.0 %\ninbox/bad.png: cat 75.0 %\n"
     assert done.err.splitlines()[0].startswith("inbox/bad.png: ")
-    assert done.err.splitlines()[1:] == ["treering: interrupted"]
+    assert done.err.splitlines()[1:] == ["treering: no longer watching inbox"]
 
 
 def test_photos_that_are_given_are_told_first_and_not_again(
@@ -300,4 +300,4 @@ def test_a_real_watch_ends_with_the_exit_code_of_an_interruption(tmp_path: Path)
             _, said = child.communicate(timeout=30)
         finally:
             child.kill()
-    assert (child.returncode, said) == (130, b"treering: interrupted\n")
+    assert (child.returncode, said) == (130, f"treering: no longer watching {tmp_path / 'inbox'}\n".encode())

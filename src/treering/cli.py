@@ -145,7 +145,7 @@ def learn(
     validation: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to measure the accuracy on; a new model may then hold out no images: --set memory.held_out=0.",
+            help="Folder of other photos, VALIDATION/<class>/<photo>, to measure the accuracy on.",
             readable=False,
         ),
     ] = None,
@@ -228,7 +228,7 @@ def predict(
     from treering.photos.answers import Answers, Question, answer
 
     question = Question(model, inputs or [], top, device, threads, watch, sort_into, unknown)
-    with interruptible():
+    with interruptible(f"no longer watching {watch}" if watch else "interrupted"):
         good = answer(question, Answers(console, Console(stderr=True), as_json))
     if not good:
         sys.exit(1)

@@ -89,6 +89,8 @@ class Source:
     def __init__(self, question: Question) -> None:
         self.question = question
         self.is_folder = files.is_folder(question.model) or question.model.suffix != ".onnx"
+        if question.model.suffix == ".pt2" and not files.is_folder(question.model):
+            raise TreeringError(f"{question.model} is a program for PyTorch: give the model's folder, or an .onnx file")
         self._version = self._latest()
         self._teller = self._load().refusing(question.unknown)
 
