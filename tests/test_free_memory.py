@@ -76,6 +76,20 @@ def test_images_whose_augmented_copies_need_more_are_refused(tmp_path: Path, mon
     assert learn(tmp_path / "model", folder, changes=settings) is not None
 
 
+def test_images_of_more_classes_than_can_be_told_of_at_once_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """15 images say 8 bytes of each of 2 classes."""
+    folder, settings = make_folder(tmp_path / "first", FIRST), (*CHANGES, "method=closed-form")
+    monkeypatch.setattr(free_memory, "found", lambda: 8 * 15 * 2 - 1)
+    with pytest.raises(
+        TreeringError, match=r"telling 15 images among 2 classes by all others would take .* learn fewer images"
+    ):
+        learn(tmp_path / "model", folder, changes=settings)
+    monkeypatch.setattr(free_memory, "found", lambda: 8 * 15 * 2)
+    assert learn(tmp_path / "model", folder, changes=settings) is not None
+
+
 def test_memory_grows_with_the_batch_and_the_pixels() -> None:
     twin = network(convolution())
     one = memory_of(twin, 1, (3, 64, 64))

@@ -12,6 +12,7 @@ from treering.core import unknown
 from treering.core.closed_form import USUAL, Setting, Solution, Statistics, solve
 from treering.core.network import IncrementalNetwork
 from treering.methods.base import Step
+from treering.runtime import free_memory
 from treering.runtime.pixels import Images
 
 SETTING = "statistics.setting"
@@ -34,6 +35,10 @@ class Solved:
         The setting is chosen by the `judging` ones; without any it stays. `keep` sets it and the heads.
         """
         x_ND, labels_N = stacked(features)
+        if x_ND.device.type == "cpu":
+            what = f"telling {len(x_ND):,} images among {len(self.statistics.counts):,} classes by all others"
+            taken = torch.float64.itemsize * len(x_ND) * len(self.statistics.counts)
+            free_memory.require(taken, what, "learn fewer images at a time")
         found = solve(self.statistics, x_ND, labels_N, self.choices(), self.setting, judging_N)
         if keep:
             self._take(found)
