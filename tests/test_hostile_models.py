@@ -1138,6 +1138,32 @@ def test_a_file_whose_flush_failed_is_written_anew(
 # All together
 
 
+ODD_PICTURES = """
+import random
+from hostile_models import odd_png
+from treering.storage import pictures
+decoded = refused = 0
+for number in range(2000):
+    draw = random.Random(number)
+    shape = draw.choice([1, 2, 3, 4]), draw.choice([1, 2, 20]), draw.choice([1, 20, 64])
+    file = odd_png(draw, shape)
+    try:
+        pictures.require_decodable(file, shape)
+    except ValueError:
+        refused += 1
+        continue
+    assert pictures.decode(file, shape).shape == shape
+    decoded += 1
+assert min(decoded, refused) > 300, (decoded, refused)
+"""
+
+
+def test_a_picture_that_is_let_pass_can_be_decoded() -> None:
+    benchmarks = str(Path(__file__).parent.parent / "benchmarks")
+    run = run_python(f"import sys; sys.path.insert(0, {benchmarks!r})\n" + ODD_PICTURES)
+    assert run.returncode == 0, run.stderr
+
+
 FUZZ = """
 import sys
 from pathlib import Path
