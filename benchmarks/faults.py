@@ -350,11 +350,11 @@ def judged(command: Command, path: Path, state: str, code: int | None, said: str
             yield "unfinished files stay"
 
 
-def explore(found: Found, command: Command, place: Path, every: int) -> None:
-    """Have each call of a command fail with each error."""
+def explore(found: Found, command: Command, place: Path, every: int, errors: list[str]) -> None:
+    """Have each call of a command fail with each of these errors."""
     counts = counted(command, place / "counted")
-    for error, calls in ERRORS.items():
-        for call in calls:
+    for error in errors:
+        for call in ERRORS[error]:
             for number in range(1, counts.get(call, 0) + 1, every):
                 path = place / "trial" / "model"
                 shutil.rmtree(path.parent, ignore_errors=True)
@@ -379,6 +379,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commands", nargs="+", default=COMMANDS, choices=COMMANDS)
     parser.add_argument("--every", type=int, default=1, help="Have only every so-manieth call fail.")
+    parser.add_argument("--errors", nargs="+", default=list(ERRORS), choices=list(ERRORS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if shutil.which("strace") is None:
@@ -396,7 +397,7 @@ def main() -> None:
         for command in commands:
             begun, found = time.monotonic(), Found()
             with contextlib.suppress(KeyboardInterrupt):
-                explore(found, command, place / command.name, options.every)
+                explore(found, command, place / command.name, options.every, options.errors)
             facts[command.name] = {
                 "trials": found.trials,
                 "calls that failed": dict(sorted(found.failures.items())),
