@@ -24,7 +24,7 @@ METHODS = ["closed-form", "tuned", "eeil", "icarl", "lwf-mc", "finetune", "joint
 
 @pytest.fixture(autouse=True)
 def both_networks_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "both"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, helped=True))
 
 
 def learnt(method: str = "closed-form", **changes: Any) -> Learner:

@@ -184,7 +184,7 @@ def test_the_plan_tells_what_a_step_takes_if_its_training_is_ended_early(
 def test_training_that_is_ended_early_leaves_what_was_solved(
     tmp_path: Path, first: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = Trial(4, 4, 2, 3, "frozen", ended_early=True)
+    trial = Trial(4, 4, 3, helped=False, ended_early=True)
     monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: trial)
     path, changes = tmp_path / "model", (*NEW["changes"], "training.most_images=10000")
     outcome = learn(path, first, **NEW | {"changes": changes})

@@ -51,10 +51,13 @@ def bits(one: Learner) -> tuple[Any, dict[str, bytes]]:
     return state_of(one), {name: part.numpy().tobytes() for name, part in method_of(one).tensors().items()}
 
 
-@pytest.fixture(params=["frozen", "both", "tuned"])
-def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What answers, whatever the images say."""
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, request.param))
+HELPED, DID_NOT_HELP = Trial(4, 3, 3, helped=True), Trial(4, 3, 2, helped=False)
+
+
+@pytest.fixture(params=[HELPED, DID_NOT_HELP], ids=["both", "frozen"])
+def trial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """What decides who answers, whatever the images say."""
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: request.param)
     return request.param
 
 
@@ -62,21 +65,20 @@ def as_pixels(images: np.ndarray) -> Tensor:
     return torch.from_numpy(images).movedim(-1, 1)
 
 
-def test_the_answer_is_the_share_of_each_network(chosen: str) -> None:
+def test_the_answer_is_that_of_the_network_as_it_came_or_the_mean_of_both(trial: Trial) -> None:
     one = learner().partial_fit(*FIRST).partial_fit(*SECOND)
     method, images = tuned_of(one), as_pixels(TESTS)
-    share = {"frozen": 0.0, "both": 0.5, "tuned": 1.0}[chosen]
     parts = [network.predict_logits(images).double().softmax(1) for network in (method.network, method.tuned.network)]
-    expected = parts[0] if not share else (1 - share) * parts[0] + share * parts[1]
+    expected = (parts[0] + parts[1]) / 2 if trial.helped else parts[0]
     names = one.learnt_model().classes
     columns = [names.index(name) for name in one.classes_]
     np.testing.assert_allclose(one.predict_proba(TESTS), expected[:, columns].numpy(), atol=1e-6)
-    if chosen == "both":
+    if trial.helped:
         assert (parts[0] - parts[1]).abs().max() > 1e-3, "the two networks differ, or this would show nothing"
 
 
 def test_training_that_does_not_help_leaves_the_closed_form_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 2, 2, "frozen"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: DID_NOT_HELP)
     one = learner().partial_fit(*FIRST).partial_fit(*SECOND)
     plain = learner(method="closed-form").partial_fit(*FIRST).partial_fit(*SECOND)
     assert (one.predict_proba(TESTS) == plain.predict_proba(TESTS)).all()
@@ -92,10 +94,10 @@ def test_training_that_diverges_is_thrown_away(settings: dict[str, Any], caplog:
     assert "diverged" in caplog.text
     plain = learner(method="closed-form", **wild).partial_fit(*FIRST)
     assert (one.predict_proba(TESTS) == plain.predict_proba(TESTS)).all()
-    assert tuned_of(one).share == 0
+    assert not tuned_of(one).both_answer
 
 
-def test_images_that_judge_are_never_trained_on(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_judge_are_never_trained_on(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     taught: list[tuple[str, bytes]] = []
     learn = trained_copy.FromClosedForm.learn_step
 
@@ -116,7 +118,7 @@ def test_images_that_judge_are_never_trained_on(chosen: str, monkeypatch: pytest
 
 
 def test_batch_normalisation_keeps_its_statistics_while_the_weights_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "tuned"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: HELPED)
     one = learner().partial_fit(*FIRST)
     frozen, trained = method_of(one).network.features, tuned_of(one).tuned.network.features
     assert torch.equal(frozen.norm.running_mean, trained.norm.running_mean)
@@ -125,7 +127,7 @@ def test_batch_normalisation_keeps_its_statistics_while_the_weights_learn(monkey
     assert torch.equal(frozen.convolution.weight, TinyFeatures().convolution.weight), "the network stays as it came"
 
 
-def test_a_saved_model_answers_and_goes_on_the_same(chosen: str, tmp_path: Path) -> None:
+def test_a_saved_model_answers_and_goes_on_the_same(trial: Trial, tmp_path: Path) -> None:
     one = learner().partial_fit(*FIRST)
     one.save(tmp_path / "model")
     again = Learner.load(tmp_path / "model", backbone=TinyFeatures(), device="cpu")
@@ -136,13 +138,13 @@ def test_a_saved_model_answers_and_goes_on_the_same(chosen: str, tmp_path: Path)
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_goes_on_the_same(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "both"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: HELPED)
     one = learner().partial_fit(*FIRST)
     twin = copied(one)
     assert bits(twin.partial_fit(*SECOND)) == bits(one.partial_fit(*SECOND))
 
 
-def test_an_interrupted_step_leaves_everything_as_it_was_and_goes_on_bit_for_bit(chosen: str) -> None:
+def test_an_interrupted_step_leaves_everything_as_it_was_and_goes_on_bit_for_bit(trial: Trial) -> None:
     whole = learner().partial_fit(*FIRST)
     whole.learn(as_pixels(SECOND[0]), SECOND[1])
     epochs = SETTINGS["training"].epochs + SETTINGS["balanced"].epochs
@@ -163,13 +165,13 @@ def test_an_interrupted_step_leaves_everything_as_it_was_and_goes_on_bit_for_bit
 
 
 def test_a_step_without_training_adds_its_images_to_both_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "both"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: HELPED)
     one = learner().partial_fit(*FIRST)
     weights = {name: part.clone() for name, part in tuned_of(one).tuned.network.features.state_dict().items()}
     counts = tuned_of(one).tuned.statistics.counts.tolist()
     one.learn(as_pixels(SECOND[0]), SECOND[1], training=Schedule(epochs=0, lr=1.0))
     method = tuned_of(one)
-    assert method.share == 0.5
+    assert method.both_answer
     assert method.tuned.statistics.counts.tolist() == [counts[0] + 6, counts[1], 10]
     assert method.frozen.statistics.counts.tolist() == [18, 11, 10]
     assert all(torch.equal(weights[name], part) for name, part in method.tuned.network.features.state_dict().items())
@@ -177,11 +179,11 @@ def test_a_step_without_training_adds_its_images_to_both_sums(monkeypatch: pytes
     assert one.predict_proba(TESTS).shape == (12, 3)
 
 
-def test_only_judges_measure_a_network_that_was_trained(chosen: str) -> None:
+def test_only_judges_measure_a_network_that_was_trained(trial: Trial) -> None:
     one = learner().partial_fit(*FIRST)
     told = method_of(one).left_out
     assert told is not None and told.trial is not None
-    expected = 12 + 11 if chosen == "frozen" else 12 // 5 + 11 // 5
+    expected = 12 // 5 + 11 // 5 if trial.helped else 12 + 11
     assert sum(map(len, told.after.values())) == expected
     one.partial_fit(*SECOND)
     told = method_of(one).left_out
@@ -196,20 +198,20 @@ def test_a_step_that_does_not_train_asks_again_what_answers(monkeypatch: pytest.
 
     def trying(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> Trial:
         asked.append(int(judging_N.sum()))
-        return Trial(4, 3, 3, 3, "tuned" if len(asked) == 1 else "frozen")
+        return HELPED if len(asked) == 1 else DID_NOT_HELP
 
     monkeypatch.setattr(tuned, "tried", trying)
     one = learner().partial_fit(*FIRST)
-    assert tuned_of(one).share == 1
+    assert tuned_of(one).both_answer
     one.learn(as_pixels(SECOND[0]), SECOND[1], training=Schedule(epochs=0, lr=0.01))
-    assert tuned_of(one).share == 0
+    assert not tuned_of(one).both_answer
     old = 12 // 5 + 11 // 5
     assert asked == [old, old + len(SECOND[1])], "the step's own images were not trained on, so all of them judge"
 
 
-def test_without_exemplars_of_every_class_nothing_is_trained(chosen: str) -> None:
+def test_without_exemplars_of_every_class_nothing_is_trained(trial: Trial) -> None:
     one = learner(memory=Budget("per-class", 0)).partial_fit(*FIRST).partial_fit(*SECOND)
-    assert tuned_of(one).share == 0
+    assert not tuned_of(one).both_answer
     assert method_of(one).left_out is not None
     assert method_of(one).left_out.trial is None  # type: ignore[union-attr]
 
@@ -221,7 +223,7 @@ def test_more_images_get_fewer_epochs_and_many_none() -> None:
 
 
 BOUNDED = replace(SETTINGS["training"], most_images=10_000)
-IN_VAIN, PROMISING = Trial(4, 3, 1, 2, "frozen", ended_early=True), None
+IN_VAIN, PROMISING = Trial(4, 3, 2, helped=False, ended_early=True), None
 
 
 def epochs_of(one: Learner, resume: InFlight | None = None, stop: int = 0) -> tuple[list[tuple[str, int]], InFlight]:
@@ -240,7 +242,7 @@ def epochs_of(one: Learner, resume: InFlight | None = None, stop: int = 0) -> tu
 
 
 def test_bounded_training_that_makes_answers_worse_ends_after_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "tuned"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: HELPED)
     monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: PROMISING)
     training = replace(BOUNDED, epochs=6)
     one = learner(training=training).partial_fit(*FIRST)
@@ -256,7 +258,7 @@ def test_bounded_training_that_makes_answers_worse_ends_after_a_third(monkeypatc
 def test_training_that_is_looked_at_and_goes_on_comes_to_the_same_end_as_one_that_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "both"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: HELPED)
     asked: list[Tensor] = []
     monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: asked.append(arguments[1]))
     ends = [learner(training=training).partial_fit(*FIRST) for training in (BOUNDED, SETTINGS["training"])]
@@ -271,7 +273,7 @@ def test_training_that_is_looked_at_and_goes_on_comes_to_the_same_end_as_one_tha
 def test_training_that_is_interrupted_before_it_is_looked_at_is_looked_at_when_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "tuned"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: HELPED)
     monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: PROMISING)
     one = learner(training=replace(BOUNDED, epochs=6)).partial_fit(*FIRST)
     monkeypatch.setattr(tuned, "tried_in_vain", lambda *arguments: IN_VAIN)
@@ -306,17 +308,17 @@ def test_the_plan_counts_the_images_that_pass(training: Schedule, monkeypatch: p
 def test_a_model_with_two_networks_is_exported(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if form == "onnx":
         pytest.importorskip("onnxscript")
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "both"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: HELPED)
     one = learner(backbone="small").partial_fit(*FIRST)
     assert one.export(tmp_path / f"model.{form}") < 1e-4
 
 
-@pytest.mark.parametrize("damage", ["share", "judges", "missing", "shape"])
+@pytest.mark.parametrize("damage", ["unknown", "judges", "missing", "shape"])
 def test_damaged_tensors_are_one_line(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "both"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: HELPED)
     method = method_of(learner().partial_fit(*FIRST))
     tensors, heads = method.tensors(), list(method.network.head_sizes)
-    if damage == "share":
+    if damage == "unknown":
         tensors["tuned.share"] = torch.tensor(0.7)
     elif damage == "judges":
         del tensors["statistics.judging"]
@@ -336,26 +338,26 @@ def said(probability_of_class_0: list[float]) -> Tensor:
     return torch.stack([first, 1 - first], 1).log()
 
 
-def choice(frozen: list[float], trained: list[float], judging: list[bool] | None = None) -> str | None:
+def choice(frozen: list[float], trained: list[float], judging: list[bool] | None = None) -> bool | None:
     labels = torch.tensor([0] * (len(frozen) // 2) + [1] * (len(frozen) - len(frozen) // 2))
     trial = tuned.tried(said(frozen), said(trained), labels, torch.tensor(judging or [True] * len(frozen)))
-    return trial and trial.chosen
+    return trial and trial.helped
 
 
-def test_what_tells_the_judges_better_answers() -> None:
+def test_what_tells_the_judges_better_answers_too() -> None:
     unsure, sure = [0.6, 0.7, 0.55, 0.65, 0.4, 0.3, 0.45, 0.35], [0.99] * 4 + [0.01] * 4
-    assert choice(unsure, sure) == "tuned"
-    assert choice(sure, unsure) == "frozen"
-    assert choice(sure, sure) == "frozen", "nothing is gained"
+    assert choice(unsure, sure) is True
+    assert choice(sure, unsure) is False
+    assert choice(sure, sure) is False, "nothing is gained"
 
 
 def test_two_that_err_elsewhere_answer_together() -> None:
     wrong_at_last, wrong_at_first = [0.9, 0.9, 0.9, 0.2, 0.1, 0.1, 0.1, 0.8], [0.2, 0.9, 0.9, 0.9, 0.8, 0.1, 0.1, 0.1]
-    assert choice(4 * wrong_at_last, 4 * wrong_at_first) in ("both",)
+    assert choice(4 * wrong_at_last, 4 * wrong_at_first) is True
 
 
 def test_a_gain_that_chance_explains_changes_nothing() -> None:
-    assert choice([0.9, 0.8, 0.2, 0.1], [0.95, 0.5, 0.2, 0.04]) == "frozen"
+    assert choice([0.9, 0.8, 0.2, 0.1], [0.95, 0.5, 0.2, 0.04]) is False
 
 
 def in_vain(frozen: list[float], trained: list[float]) -> bool:
@@ -381,9 +383,9 @@ def test_only_judges_are_asked_and_without_any_there_is_no_trial() -> None:
 
 
 def test_the_mean_is_that_of_the_probabilities() -> None:
-    mixed = tuned.mixed(said([0.9]), said([0.3]), 0.5)
-    assert mixed.exp().tolist()[0] == pytest.approx([0.6, 0.4])
-    assert math.isclose(float(mixed.exp().sum()), 1)
+    mean = tuned.mean_of(said([0.9]), said([0.3]))
+    assert mean.exp().tolist()[0] == pytest.approx([0.6, 0.4])
+    assert math.isclose(float(mean.exp().sum()), 1)
 
 
 def test_an_augmentation_that_is_not_for_photos_is_refused() -> None:

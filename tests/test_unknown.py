@@ -185,10 +185,10 @@ def test_a_method_that_does_not_measure_says_so_in_one_line() -> None:
         learner.unknown(OTHERS)
 
 
-@pytest.fixture(params=["frozen", "both", "tuned"])
+@pytest.fixture(params=[True, False])
 def trained(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Learner:
     """A learner that has trained a copy of its network, which answers or not, whatever the images say."""
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, request.param))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, helped=request.param))
     learner = tiny_learner(method="tuned", memory=Budget("per-class", 9), augmentation=PHOTO)
     return learner.partial_fit(*FIRST).partial_fit(*SECOND)
 
@@ -425,7 +425,7 @@ def test_both_files_tell_other_programs_when_an_image_is_unknown(exported_model:
 def test_the_network_that_answers_measures_and_so_does_its_module(trained: Learner) -> None:
     method = method_of(trained)
     assert isinstance(method, Tuned)
-    solved = method.tuned if method.share else method.frozen
+    solved = method.tuned if method.both_answer else method.frozen
     pixels = torch.from_numpy(OTHERS).movedim(-1, 1)
     x_ND = torch.nn.functional.normalize(solved.network.predict_features(method.plain(pixels)))
     probabilities, distances = method.answers(pixels)
@@ -440,7 +440,7 @@ def test_the_network_that_answers_measures_and_so_does_its_module(trained: Learn
 def test_what_is_usual_for_a_trained_network_comes_from_images_that_it_has_not_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, 3, "tuned"))
+    monkeypatch.setattr(tuned, "tried", lambda *arguments: Trial(4, 3, 3, helped=True))
     asked: list[int] = []
     left_out = Distances.left_out
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How many of the images that training did not see are told right, by the network as it came, trained, and both."""
+    """How many of the images that training did not see are told right by the network as it came, and by both."""
 
     images: int
     frozen: int
-    tuned: int
     both: int
-    chosen: Literal["frozen", "tuned", "both"]
-    """What answers from now on."""
+    helped: bool
+    """Whether both answer from now on."""
     ended_early: bool = False
     """Whether training was ended early, since it made the answers worse."""
 
@@ -24,7 +22,7 @@ class Trial:
 class LeftOut:
     """For each class, what its images are taken for by a solution without that image, exemplars included.
 
-    Where a trained network answers, only images that it was not trained on are asked about.
+    Where a trained network answers too, only images that it was not trained on are asked about.
     """
 
     before: dict[int, list[int]]
@@ -34,6 +32,6 @@ class LeftOut:
     after: dict[int, list[int]]
     """After the step, for all that can be asked."""
     tuned: bool = False
-    """Whether a trained network answers."""
+    """Whether a trained network answers too."""
     trial: Trial | None = None
     """What training the network has brought, if it was trained."""

@@ -70,15 +70,15 @@ class FromClosedForm(EEIL):
 class Both(nn.Module):
     """The mean of two networks' probabilities, and the distances that the trained one's module may give."""
 
-    def __init__(self, frozen: IncrementalNetwork, tuned: nn.Module, share: float) -> None:
+    def __init__(self, frozen: IncrementalNetwork, tuned: nn.Module) -> None:
         super().__init__()
-        self.frozen, self.tuned, self.share = frozen, tuned, share
+        self.frozen, self.tuned = frozen, tuned
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         said = self.tuned(images)
         logits_NC, *distances_N = said if isinstance(said, tuple) else (said,)
         frozen, tuned = (part[:, : self.frozen.classes].softmax(1) for part in (self.frozen(images), logits_NC))
-        both = ((1 - self.share) * frozen + self.share * tuned).clamp_min(1e-30).log()
+        both = ((frozen + tuned) / 2).clamp_min(1e-30).log()
         return (both, *distances_N) if distances_N else both
 
 

@@ -3,9 +3,12 @@
 Each step first solves the closed form. Then the paper's method (`eeil.py`) trains the copy: its heads start from a
 closed form, and batch normalisation keeps the statistics of its pretraining. Afterwards a closed form is solved on the
 trained features. One image in `JUDGING` of each class is never trained on: these judge whether the network as it came
-answers from now on, the trained one, or the mean of both. Training that diverges or does not help is thrown away. Where
-the recipe bounds how long it trains, the judges are asked after a third of it too, and training that has made their
-answers worse by then is not gone on with.
+answers alone from now on, or both do, by the mean of their probabilities. The trained one alone is no choice: it is
+less often right than both, and so few judges mistake it for better. Training that diverges or does not help is thrown
+away. Where the recipe bounds how long it trains, the judges are asked after a third of it too, and training that has
+made their answers worse by then is not gone on with.
+
+Measured by `benchmarks/who_answers.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +46,7 @@ JUDGING = 5
 """One image in this many of each class is never trained on."""
 LOOK_AFTER = 3
 """Training is looked at after one in this many of its epochs."""
-SHARES = {"frozen": 0.0, "both": 0.5, "tuned": 1.0}
-"""What can answer: how much the trained network's probabilities count."""
-PREFIX, JUDGES, SHARE = "tuned.", "statistics.judging", "tuned.share"
+PREFIX, JUDGES = "tuned.", "statistics.judging"
 """The names of what is saved beside the closed form."""
 
 
@@ -67,8 +68,8 @@ class Tuned(ClosedForm):
         self.tuning = FromClosedForm(recipe, copied(network), generator)
         self.tuned = Solved(self.tuning.network)
         self.trainer = self.tuning.trainer
-        self.share = 0.0
-        """How much the trained network's probabilities count, from 0 to 1."""
+        self.both_answer = False
+        """Whether the trained network answers together with the one as it came."""
         self.judging: set[int] = set()
         """The keys of the images that are never trained on."""
 
@@ -84,22 +85,22 @@ class Tuned(ClosedForm):
 
     def _said_before(self, asked: Mapping[int, Images], features: Mapping[int, Tensor]) -> Tensor:
         said = super()._said_before(asked, features)
-        if not self.share:
+        if not self.both_answer:
             return said
-        return mixed(said, self.tuned.log_probabilities(self._trained(asked), no_image(features)), self.share)
+        return mean_of(said, self.tuned.log_probabilities(self._trained(asked), no_image(features)))
 
     def _conclude(self, at_hand: AtHand, said_NC: Tensor) -> LeftOut:
         unseen_N = self._judging(at_hand)
-        share_before, trial, trained_ND = self.share, None, None
+        both_before, trial, trained_ND = self.both_answer, None, None
         schedule, exemplars = self._schedule(at_hand), at_hand.exemplars()
-        if share_before:  # what was trained on tells too much of itself
+        if both_before:  # what was trained on tells too much of itself
             exemplars = exemplars & unseen_N.cpu()
         if schedule.epochs:
             trial, said_NC, trained_ND = self._train(at_hand, said_NC, unseen_N, schedule)
-        elif self.share:
+        elif self.both_answer:
             unseen_N = unseen_N | ~at_hand.exemplars().to(unseen_N.device)
             said_NC, trained_ND = self._ask_again(at_hand, said_NC, unseen_N)
-        if not self.share or trained_ND is None:
+        if not self.both_answer or trained_ND is None:
             self._know_usual(*stacked(at_hand.features()))
             return self._left_out(at_hand, said_NC, exemplars, torch.ones(len(said_NC), dtype=torch.bool), trial)
         self._know_usual(trained_ND[unseen_N], at_hand.labels().to(unseen_N.device)[unseen_N])
@@ -117,13 +118,16 @@ class Tuned(ClosedForm):
         features = together_by_class(self._trained(at_hand.asked), new)
         tuned_NC = self.tuned.log_probabilities(features, unseen_N, keep=True)
         self._choose(tried(frozen_NC, tuned_NC, at_hand.labels().to(unseen_N.device), unseen_N))
-        return mixed(frozen_NC, tuned_NC, self.share), stacked(features)[0]
+        return self._answers_of(frozen_NC, tuned_NC), stacked(features)[0]
 
     def _choose(self, trial: Trial | None) -> None:
         """Have what was found best answer from now on."""
-        self.share = SHARES[trial.chosen] if trial else 0.0
-        if not self.share:
+        self.both_answer = trial is not None and trial.helped
+        if not self.both_answer:
             self._untrain()
+
+    def _answers_of(self, frozen_NC: Tensor, tuned_NC: Tensor) -> Tensor:
+        return mean_of(frozen_NC, tuned_NC) if self.both_answer else frozen_NC
 
     def _schedule(self, at_hand: AtHand) -> Schedule:
         """Return how long this step trains, which needs exemplars of every old class."""
@@ -174,7 +178,7 @@ class Tuned(ClosedForm):
             self.tuning.memory.exemplars = {}
         trial = tried(frozen_NC, tuned_NC, at_hand.labels().to(self.network.device), judging_N)
         self._choose(trial)
-        return trial, mixed(frozen_NC, tuned_NC, self.share), x_ND
+        return trial, self._answers_of(frozen_NC, tuned_NC), x_ND
 
     def _look(self, at_hand: AtHand, frozen_NC: Tensor, judging_N: Tensor, report: EpochReport) -> None:
         """End the training if it is bounded, a third of it is over and the judges' answers are worse by then."""
@@ -237,40 +241,37 @@ class Tuned(ClosedForm):
 
     def _untrain(self) -> None:
         """Give the copy the weights of the network as it came."""
-        self.share = 0.0
+        self.both_answer = False
         self.tuned.network.features.load_state_dict(self.network.features.state_dict())
         self.tuned.network.mean_image.copy_(self.network.mean_image.mean((1, 2), keepdim=True))
 
     def _solved(self) -> list[Solved]:
-        return [self.frozen, self.tuned] if self.share else [self.frozen]
+        return [self.frozen, self.tuned] if self.both_answer else [self.frozen]
 
     @property
     def _measuring(self) -> Solved:
-        return self.tuned if self.share else self.frozen
+        return self.tuned if self.both_answer else self.frozen
 
     def probabilities(self, images: Tensor) -> Tensor:
         seen = self.plain(images)
-        parts = {self.network: 1 - self.share, self.tuned.network: self.share}
-        said = [share * network.predict_logits(seen).softmax(1) for network, share in parts.items() if share]
-        return torch.stack(said).sum(0)
+        said = [solved.network.predict_logits(seen).softmax(1) for solved in self._solved()]
+        return torch.stack(said).mean(0)
 
     def answers(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.usual_distances is None or not self.share:
+        if self.usual_distances is None or not self.both_answer:
             return super().answers(images)
         seen = self.plain(images)
         features_ND, logits_NC = self.tuned.network.predict_both(seen)
-        said_NC = self.share * logits_NC.softmax(1)
-        if self.share < 1:
-            said_NC = said_NC + (1 - self.share) * self.network.predict_logits(seen).softmax(1)
+        said_NC = (logits_NC.softmax(1) + self.network.predict_logits(seen).softmax(1)) / 2
         return said_NC, self._measure()(F.normalize(features_ND))
 
     def answering(self) -> nn.Module:
         """Return a module that maps images to the logarithms of their probabilities, and to distances if it can."""
-        if not self.share:
+        if not self.both_answer:
             return super().answering()
         tuned = self.tuned.network
         measuring = tuned if self.usual_distances is None else Measuring(tuned, self._measure())
-        return Both(self.network, measuring, self.share)
+        return Both(self.network, measuring)
 
     @classmethod
     def plan_step(cls, recipe: Recipe, step: Counts, memory: Counts) -> list[StagePlan]:
@@ -287,19 +288,19 @@ class Tuned(ClosedForm):
 
     def tensors(self) -> dict[str, Tensor]:
         judges = {JUDGES: torch.tensor(sorted(self.judging), dtype=torch.int64)}
-        if not self.share:
+        if not self.both_answer:
             return super().tensors() | judges
         return super().tensors() | judges | self._of_copy()
 
     def further_tensors(self) -> list[dict[str, Tensor]]:
-        """Return what a model has once its trained copy answers, and once a class of that was forgotten."""
+        """Return what a model has once its trained copy answers too, and once a class of that was forgotten."""
         own = self._of_copy()
         forgotten = {PREFIX + Statistics.FORGOTTEN: torch.zeros(1, dtype=torch.float64)}
         return [*super().further_tensors(), own, forgotten]
 
     def _of_copy(self) -> dict[str, Tensor]:
         """Return all that was learnt of the trained copy, by name."""
-        own = self.tuned.network.tensors() | self.tuned.tensors() | {"share": torch.tensor(self.share)}
+        own = self.tuned.network.tensors() | self.tuned.tensors()
         return {PREFIX + name: tensor for name, tensor in own.items()}
 
     def load_tensors(self, head_sizes: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
@@ -312,9 +313,7 @@ class Tuned(ClosedForm):
         if not own:
             self._untrain()
             return
-        if "share" not in own or own["share"].ndim or float(own["share"]) not in SHARES.values():
-            raise ValueError(f"{SHARE} differs")
-        self.share = float(own.pop("share"))
+        self.both_answer = True
         sums = {name: own.pop(name) for name in list(own) if name.startswith("statistics.")}
         try:
             self.tuned.network.load_tensors(head_sizes, own)
@@ -323,51 +322,38 @@ class Tuned(ClosedForm):
             raise ValueError(f"{PREFIX}{error}") from None
 
 
-def mixed(frozen_NC: Tensor, tuned_NC: Tensor, share: float) -> Tensor:
-    """Return the logarithms of the mean of two networks' probabilities, of which the second has this share."""
-    return ((1 - share) * frozen_NC.exp() + share * tuned_NC.exp()).log()
-
-
-class _Judged:
-    """What the images that judge say of each network."""
-
-    def __init__(self, frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> None:
-        labels = labels_N[judging_N]
-        said = {name: mixed(frozen_NC, tuned_NC, share)[judging_N] for name, share in SHARES.items()}
-        self.right = {name: int((part.argmax(1) == labels).sum()) for name, part in said.items()}
-        self._loss_N = {name: F.nll_loss(part.clamp_min(-20), labels, reduction="none") for name, part in said.items()}
-        self._weight_N = 1 / labels.bincount()[labels].double()  # each class counts alike
-
-    def gain(self, one: str, other: str) -> tuple[float, float]:
-        """Return by how much the mean loss is less with the other network, and the standard error of that."""
-        gain_N = self._weight_N / self._weight_N.mean() * (self._loss_N[one] - self._loss_N[other])
-        return float(gain_N.mean()), float(gain_N.std()) / len(gain_N) ** 0.5 if len(gain_N) > 1 else math.inf
-
-    def trial(self, chosen: Literal["frozen", "both", "tuned"], ended_early: bool = False) -> Trial:
-        right = self.right
-        return Trial(len(self._weight_N), right["frozen"], right["tuned"], right["both"], chosen, ended_early)
+def mean_of(frozen_NC: Tensor, tuned_NC: Tensor) -> Tensor:
+    """Return the logarithms of the mean of two networks' probabilities."""
+    return torch.logaddexp(frozen_NC, tuned_NC) - math.log(2)
 
 
 def tried(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> Trial | None:
-    """Choose what answers by the images that judge; without any there is no trial.
+    """Have the images that judge say whether both networks answer from now on; without any there is no trial.
 
-    Both networks answer together rather than the one that came, and the trained one alone rather than both, if the
-    judges' mean loss becomes less by more than the standard error and no fewer of them are told right.
+    They do if the judges' mean loss becomes less by more than the standard error, and no fewer of them are told right.
     """
     if not judging_N.any():
         return None
-    judged = _Judged(frozen_NC, tuned_NC, labels_N, judging_N)
-    chosen: Literal["frozen", "both", "tuned"] = "frozen"
-    better: list[Literal["both", "tuned"]] = ["both", "tuned"]
-    for other in better:
-        gain, error = judged.gain(chosen, other)
-        if gain > error and judged.right[other] >= judged.right[chosen]:
-            chosen = other
-    return judged.trial(chosen)
+    gain, error, frozen, both = _judged(frozen_NC, tuned_NC, labels_N, judging_N)
+    return Trial(int(judging_N.sum()), frozen, both, helped=gain > error and both >= frozen)
 
 
 def tried_in_vain(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> Trial | None:
     """Return the trial of training that has made the judges' mean loss greater by more than the standard error."""
-    judged = _Judged(frozen_NC, tuned_NC, labels_N, judging_N)
-    gains = (judged.gain("frozen", other) for other in ("both", "tuned"))
-    return judged.trial("frozen", ended_early=True) if all(gain < -error for gain, error in gains) else None
+    gain, error, frozen, both = _judged(frozen_NC, tuned_NC, labels_N, judging_N)
+    return Trial(int(judging_N.sum()), frozen, both, helped=False, ended_early=True) if gain < -error else None
+
+
+def _judged(frozen_NC: Tensor, tuned_NC: Tensor, labels_N: Tensor, judging_N: Tensor) -> tuple[float, float, int, int]:
+    """Return by how much the judges' mean loss is less by both networks, its standard error, and how many are right.
+
+    Those are told right by the network as it came, and by both.
+    """
+    labels, frozen = labels_N[judging_N], frozen_NC[judging_N]
+    both = mean_of(frozen, tuned_NC[judging_N])
+    weight_N = 1 / labels.bincount()[labels].double()  # each class counts alike
+    loss_N, other_N = (F.nll_loss(said.clamp_min(-20), labels, reduction="none") for said in (frozen, both))
+    gain_N = weight_N / weight_N.mean() * (loss_N - other_N)
+    error = float(gain_N.std()) / len(gain_N) ** 0.5 if len(gain_N) > 1 else math.inf
+    right, both_right = (int((said.argmax(1) == labels).sum()) for said in (frozen, both))
+    return float(gain_N.mean()), error, right, both_right

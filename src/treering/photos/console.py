@@ -231,18 +231,15 @@ def _trial(trial: Trial | None) -> Iterator[str]:
     if trial is None:
         return
     asked = f"of {_images(trial.images)} that it was not trained on"
+    without = f"{asked}, {trial.both} are right, and {trial.frozen} without it."
     if trial.ended_early:
-        yield f"Training the network was ended early: {asked}, {trial.tuned} were right, and {trial.frozen} without it."
-        return
-    if trial.chosen == "frozen":
-        yield f"Training the network did not help: {asked}, {trial.tuned} are right, and {trial.frozen} without it."
-        return
-    right = trial.tuned if trial.chosen == "tuned" else trial.both
-    together = ", together with the network as it came" if trial.chosen == "both" else ""
-    if right == trial.frozen:
-        yield f"Training the network made its answers surer: {asked}, {right} are right, as many as without it."
+        yield f"Training the network was ended early, since it did not help: {without}"
+    elif not trial.helped:
+        yield f"Training the network did not help: {without}"
+    elif trial.both == trial.frozen:
+        yield f"Training the network made its answers surer: {asked}, {trial.both} are right, as many as without it."
     else:
-        yield f"Training the network helped: {asked}, {right} are right{together}, and {trial.frozen} without it."
+        yield f"Training the network helped: {without}"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
