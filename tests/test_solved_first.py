@@ -170,6 +170,18 @@ def test_a_disk_that_is_full_after_training_leaves_what_was_solved_and_says_so(
     assert model_state(path) == learnt(tmp_path / "whole", first)
 
 
+def test_training_that_is_refused_leaves_what_was_solved_and_says_so(
+    tmp_path: Path, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: Any) -> None:
+        raise TreeringError("training takes too much memory: close other programs")
+
+    monkeypatch.setattr(tuned.FromClosedForm, "learn_step", refused)
+    with pytest.raises(TreeringError, match=r"close other programs; .*model knows these classes by what was solved$"):
+        learn(tmp_path / "model", first, **NEW)
+    assert list(Learner.load(tmp_path / "model").classes_) == ["cat", "dog"]
+
+
 @pytest.mark.parametrize(("most_images", "may_end"), [(0, False), (10_000, True)])
 def test_the_plan_tells_what_a_step_takes_if_its_training_is_ended_early(
     tmp_path: Path, first: Path, most_images: int, may_end: bool

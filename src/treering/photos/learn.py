@@ -166,14 +166,18 @@ def _solved_stays(path: Path) -> Iterator[None]:
     version = lock.version(path)
     try:
         yield
-    except (OSError, MemoryError, RuntimeError) as error:
-        no_memory = is_out_of_memory(error)
-        if lock.version(path) != version or not (no_memory or isinstance(error, OSError)):
+    except (TreeringError, OSError, MemoryError, RuntimeError) as error:
+        if lock.version(path) != version:
             raise
-        why = "out of memory" if no_memory else f"cannot save to {path}: {getattr(error, 'strerror', None) or error}"
-        raise TreeringError(
-            f"{why}; {path} knows these classes by what was solved: try again to train on them"
-        ) from error
+        if is_out_of_memory(error):
+            why = "out of memory"
+        elif isinstance(error, OSError):
+            why = f"cannot save to {path}: {error.strerror or error}"
+        elif isinstance(error, TreeringError):
+            why = str(error)
+        else:
+            raise
+        raise TreeringError(f"{why}; {path} knows these classes by what was solved") from error
 
 
 @dataclass(frozen=True)
