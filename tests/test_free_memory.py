@@ -27,16 +27,19 @@ def convolution() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(), *pooled)
 
 
+@pytest.mark.parametrize("bounded", ["own", "parent"])
 @pytest.mark.parametrize("bound", ["max", "5000000"])
 def test_what_is_free_is_what_the_system_and_its_bounds_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, bounded: str
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    6000 kB\nSwapFree:  1000 kB\n")
-    (tmp_path / "cgroup").write_text("0::/mine\n")
-    (tmp_path / "mine").mkdir()
-    contents = {"memory.max": bound, "memory.current": "3000000", "memory.stat": "anon 7\ninactive_file 500000\n"}
-    for name, content in contents.items():
-        (tmp_path / "mine" / name).write_text(content)
+    (tmp_path / "cgroup").write_text("0::/ours/mine\n")
+    (tmp_path / "ours" / "mine").mkdir(parents=True)
+    files = "anon 7\ninactive_file 300000\nactive_file 200000\n"
+    bounds = {"ours": bound if bounded == "parent" else "max", "ours/mine": bound if bounded == "own" else "max"}
+    for group, most in bounds.items():
+        for name, content in {"memory.max": most, "memory.current": "3000000", "memory.stat": files}.items():
+            (tmp_path / group / name).write_text(content)
     monkeypatch.setattr(free_memory, "FACTS", tmp_path / "meminfo")
     monkeypatch.setattr(free_memory, "GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(free_memory, "GROUPS", tmp_path)

@@ -20,6 +20,7 @@ from treering.photos.plan import Plan
 from treering.storage import model_folder
 from treering.storage.folder import Folder
 
+V = {"cat": 3, "dog": 3}
 NEW: dict[str, Any] = {"changes": (*CHANGES, *TUNED), "memory": MEMORY}
 
 
@@ -130,6 +131,51 @@ def test_what_was_solved_is_all_that_fast_asks_for(tmp_path: Path, first: Path) 
     assert learn(path, first, effort="fast", tell=plans.append) is None
     assert plans[0].done_already
     assert model_state(path) == before
+    learn(path, first, tell=plans.append)
+    assert plans[1].resumed, "what was trained before is not lost"
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("other", ["memory", "validation"])
+def test_an_interrupted_training_is_begun_anew_with_other_settings(
+    tmp_path: Path, first: Path, second: Path, other: str, step: int
+) -> None:
+    path, folder = tmp_path / "model", (first, second)[step - 1]
+    if step == 2:
+        learn(path, first, **NEW)
+    interrupt(path, folder, **(NEW if step == 1 else {}))
+    settings: dict[str, Any] = (
+        {"memory": 8} if other == "memory" else {"validation": make_folder(tmp_path / "v", V, seed=5)}
+    )
+    plans: list[Plan] = []
+    outcome = learn(path, folder, tell=plans.append, **settings)
+    assert (plans[0].is_solved, plans[0].resumed, plans[0].step) == (True, False, step)
+    assert outcome is not None and outcome.trial is not None
+    model = Learner.load(path)
+    assert [record["step"] for record in model.history_] == list(range(1, step + 1))
+    assert not overview.of(path).unfinished
+    assert overview.of(path).earlier_versions == step - 1
+    assert leftovers(path) == []
+    assert model.resolved_recipe().memory.size == (8 if other == "memory" else MEMORY)
+
+
+@pytest.mark.parametrize("harm", ["damaged", "gone"])
+def test_a_training_that_cannot_go_on_since_the_version_before_is_lost_says_so(
+    tmp_path: Path, first: Path, second: Path, harm: str
+) -> None:
+    path = tmp_path / "model"
+    learn(path, first, **NEW)
+    interrupt(path, second)
+    (earlier,) = (path / "previous").glob("*.json")
+    if harm == "gone":
+        earlier.unlink()
+    else:
+        earlier.write_bytes(earlier.read_bytes()[:-3])
+    before, saved = model_state(path), (path / ".learning").read_bytes()
+    with pytest.raises(TreeringError, match="knows these classes by what was solved, but cannot be trained"):
+        learn(path, second)
+    assert model_state(path) == before
+    assert (path / ".learning").read_bytes() == saved
 
 
 def test_other_photos_are_learnt_on_top_of_what_was_solved(tmp_path: Path, first: Path, second: Path) -> None:
@@ -148,7 +194,8 @@ def test_training_is_not_gone_on_with_once_a_class_has_another_name(tmp_path: Pa
     Learner.load(path).rename("cat", "lynx").save(path)
     plans: list[Plan] = []
     learn(path, first, tell=plans.append)
-    assert not plans[0].resumed
+    assert plans[0].done_already
+    assert not overview.of(path).unfinished, "nothing is promised that cannot be kept"
 
 
 def test_a_disk_that_is_full_after_training_leaves_what_was_solved_and_says_so(

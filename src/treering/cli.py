@@ -174,6 +174,7 @@ def learn(
 
     def tell(plan: Plan) -> None:
         plans.append(plan)
+        solved_versions.extend([before] * plan.is_solved)
         printer.plan(plan, model, folder)
 
     def solved(outcome: Outcome) -> None:

@@ -66,7 +66,7 @@ def merged(by_class: Mapping[int, Images], kept: int, gone: int, quota: int) -> 
 
     An image that both have counts once. The numbers behind `gone` move up by one.
     """
-    parts = [pixels.tensor(by_class[label]) for label in (kept, gone) if label in by_class]
+    parts = [pixels.tensor(by_class[label]).cpu() for label in (kept, gone) if label in by_class]
     longest = max(map(len, parts), default=0)
     turns = [part[rank] for rank in range(longest) for part in parts if rank < len(part)]
     once: dict[bytes, Tensor] = {}

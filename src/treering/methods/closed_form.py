@@ -75,7 +75,8 @@ class ClosedForm(Method):
             logger.warning("every one of these images was learnt before, so the classes are told as before")
             self.memory.shrink(self.recipe.memory.quota(self.network.classes))
             return
-        asked, own = self._asked(), step.by_class()
+        asked = {label: pixels.tensor(images) for label, images in self._asked().items()}
+        own = step.by_class()
         old, new = self._features_by_class(asked), self._features_by_class(own)
         if not all(part.isfinite().all() for part in (*new.values(), *old.values())):
             raise TreeringError("the network gives features that are not finite for these images: choose another")

@@ -32,7 +32,7 @@ class FromClosedForm(EEIL):
         settings = Augmentation(kind="photo", crop_size=size)
         parts = (augment.plain(part.to(self.network.device), settings) for part in images.split(4 * augment.PHOTOS))
         if isinstance(images, Tensor):
-            return torch.cat(list(parts)) if len(images) else images
+            return torch.cat(list(parts)) if len(images) else images.new_empty(0, images.shape[1], size, size)
         stored = PixelFile((images.shape[1], size, size), images.folder)
         for part in parts:
             stored.append(part)

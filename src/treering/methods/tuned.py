@@ -59,7 +59,7 @@ class HopelessError(Exception):
 
 
 class Tuned(ClosedForm):
-    """The closed form of a network as it came and of a copy that is trained, whichever tells images better."""
+    """The closed form of a network as it came, and of a trained copy beside it if both together tell images better."""
 
     any_number_of_rows = MappingProxyType({**ClosedForm.any_number_of_rows, JUDGES: MOST_SUMMED})
 
@@ -153,7 +153,7 @@ class Tuned(ClosedForm):
 
         Return the trial, what all others then say of each image, and its features by the copy.
         """
-        memory, step = self.memory.exemplars, at_hand.step
+        memory, step = {label: pixels.tensor(images) for label, images in self.memory.exemplars.items()}, at_hand.step
         self.tuning.memory.exemplars = {
             label: pixels.tensor(self.tuning.held(images[self._trainable(label, images)]))
             for label, images in memory.items()
@@ -185,12 +185,10 @@ class Tuned(ClosedForm):
         is_time = report.stage == "training" and report.epoch == report.epochs // LOOK_AFTER
         if not (is_time and self.recipe.training.most_images and judging_N.any()):
             return
-        self.tuned.network.eval()
         tuned_NC, _ = self._solve(at_hand, at_hand.asked, judging_N, keep=False)
         trial = tried_in_vain(frozen_NC, tuned_NC, at_hand.labels().to(self.network.device), judging_N)
         if trial:
             raise HopelessError(trial)
-        self.tuned.network.train()
 
     def _solve(
         self, at_hand: AtHand, exemplars: Mapping[int, Images], judging_N: Tensor, keep: bool

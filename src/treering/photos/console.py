@@ -35,7 +35,9 @@ class Printer(Terminal):
             self.line(f"{folder} was learnt already, as step {plan.step}: nothing to do.")
             return
         recipe = plan.recipe
-        if plan.step == 1:
+        if plan.is_solved:
+            self.line(f"{model} knows these classes by what was solved. Now the network is trained.")
+        elif plan.step == 1:
             seen = ", which has seen ImageNet" if recipe.backbone in LITE else ""
             self.line(f"{model} is a new model ({recipe.backbone}{seen}).")
             if recipe.backbone == "resnet18":

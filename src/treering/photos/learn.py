@@ -33,6 +33,7 @@ from treering.photos.settings import Effort, Wishes
 from treering.photos.unfinished import Before, Unfinished, before_last_step, of_photos
 from treering.runtime import files, pixels
 from treering.runtime.device import find_device
+from treering.runtime.free_memory import TooLittleMemoryError
 from treering.runtime.pixels import Images
 from treering.storage import lock, model_folder, names
 from treering.storage.folder import Folder
@@ -112,15 +113,16 @@ def learn(
         lesson = _Lesson(learner, disk, effort, own_validation=checks is not None)
         photos = lesson.read(folder, found, functools.partial(progress, "reading"))
         before = Before(learner, names.MANIFEST if learner.model else None)
-        is_solved = lesson.is_done(photos) and lesson.is_unfinished()
-        if is_solved and opened and (found_before := before_last_step(opened, learner)):
-            before, lesson = found_before, lesson.of(found_before.learner, effort)
-        elif lesson.is_done(photos):
+        is_solved = opened is not None and lesson.is_only_solved(photos)
+        if opened and is_solved and effort != "fast":
+            before = before_last_step(opened, learner)
+            lesson = lesson.of(before.learner, effort)
+        elif is_solved or lesson.is_done(photos):
             tell(lesson.plan_of_done(photos))
-            if not dry_run:
-                Unfinished(opened, before, photos.fingerprint, lesson.training).remove()
+            if not (dry_run or is_solved):  # an interrupted training can still be gone on with
+                Unfinished(opened, before, photos.fingerprints[0], lesson.training).remove()
             return None
-        unfinished = Unfinished(opened, before, photos.fingerprint, lesson.training)
+        unfinished = Unfinished(opened, before, photos.fingerprints[0], lesson.training)
         division = lesson.divide(folder, photos, checks)
         resume = unfinished.load(len(lesson.new(photos)))
         planned = lesson.plan(photos, division, is_solved, resumed=resume is not None)
@@ -187,7 +189,8 @@ class _Photos:
     loaded: LoadedFolder
     digests: list[bytes]
     """What each photo is recognised by."""
-    fingerprint: str
+    fingerprints: tuple[str, str]
+    """What these photos are known by as they are held out now, and if they were held out the other way."""
 
 
 class _Lesson:
@@ -214,7 +217,9 @@ class _Lesson:
             what = f"has one readable class only, {loaded.labels[0]}: a model needs two or more"
             raise TreeringError(f"{folder} {what}{left_out}")
         digests = pixels.digests(loaded.images)
-        return _Photos(loaded, digests, of_photos(loaded.labels, digests, not self.own_validation))
+        ways = (not self.own_validation, self.own_validation)
+        now, otherwise = (of_photos(loaded.labels, digests, held_out) for held_out in ways)
+        return _Photos(loaded, digests, (now, otherwise))
 
     def new(self, photos: _Photos) -> list[str]:
         """Return the classes that the model does not know."""
@@ -224,12 +229,12 @@ class _Lesson:
         """Return whether the model's last step was this one, since an earlier call was killed after it had saved it."""
         if self.model is None or settings.is_resized(self.learner):
             return False
-        return self.model.history[-1].get("files") == photos.fingerprint
+        return self.model.history[-1].get("files") == photos.fingerprints[0]
 
-    def is_unfinished(self) -> bool:
-        """Return whether the model has only what was solved of its last step, and this lesson would train it too."""
-        assert self.model, "it has a last step"
-        return self.effort != "fast" and bool(self.model.history[-1].get("unfinished"))
+    def is_only_solved(self, photos: _Photos) -> bool:
+        """Return whether the model's last step was this one, and it has only what was solved of it."""
+        last = self.model.history[-1] if self.model else {}
+        return bool(last.get("unfinished")) and last.get("files") in photos.fingerprints
 
     def divide(self, folder: Path, photos: _Photos, checks: ImageFolder | None) -> Division:
         """Decide which photos are trained on and which only measure the accuracy."""
@@ -257,9 +262,15 @@ class _Lesson:
         if solves_first:
             stages += plan.stages(self.model, replace(recipe, training=replace(self.training, epochs=0)), labels)
         early = plan.ended_early(recipe, stages)
-        seconds, fewest = plan.seconds([stages, early], recipe, self.size, facts.device, later=bool(self.known))
+        try:
+            seconds, fewest = plan.seconds([stages, early], recipe, self.size, facts.device, later=bool(self.known))
+        except TooLittleMemoryError as error:
+            if methods.find(recipe.method).trains:
+                raise
+            raise TreeringError(f"{error}, or learn with --fast, which trains nothing") from None
         return replace(
             facts,
+            is_solved=is_solved,
             solves_first=solves_first,
             held_out=division.held_out,
             copies=division.copies,
@@ -355,7 +366,7 @@ class _Lesson:
             quota = self._held_out_quota(photos)
             kept = {name: pixels.tensor(part)[:quota] for name, part in division.measured.items()}
             model.held_out = {column: kept[str(name)] for column, name in enumerate(model.classes) if name in kept}
-        model.history[-1] |= {"accuracy": outcome.for_history(), "files": photos.fingerprint}
+        model.history[-1] |= {"accuracy": outcome.for_history(), "files": photos.fingerprints[0]}
         if unfinished:
             model.history[-1]["unfinished"] = True
         model_folder.replace(model.content(), folder, keep, instead)

@@ -55,6 +55,8 @@ class Plan:
     """The time that the step takes, roughly."""
     fewest_seconds: float = 0.0
     """The time that it takes if its training is ended early."""
+    is_solved: bool = False
+    """Whether the model has what can be solved of this very step already, from an earlier call."""
     solves_first: bool = False
     """Whether the model is given what can be solved before its network is trained."""
     resumed: bool = False

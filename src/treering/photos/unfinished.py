@@ -51,18 +51,22 @@ class Before(NamedTuple):
     """The manifest of that version; None if it is not of any yet."""
 
 
-def before_last_step(folder: Folder, learner: Learner) -> Before | None:
-    """Return what the model in an open folder was before its last step; None if that version is gone."""
+def before_last_step(folder: Folder, learner: Learner) -> Before:
+    """Return what the model in an open folder was before its last step; raise if that version cannot be used."""
     if len(learner.history_) == 1:
         return Before(Learner(recipe=learner.resolved_recipe(), seed=learner.seed, device=learner.device), None)
     try:
         file = manifests.earlier_than(folder, manifests.read(folder))[-1]
         read = model.read(None, find_device(learner.device), folder, manifests.read_earlier(folder, file)[0])
-    except (LookupError, OSError, TreeringError):
-        return None
+        if read.history != learner.history_[:-1]:
+            raise LookupError
+    except (LookupError, OSError, TreeringError) as error:
+        why = "it is gone" if isinstance(error, LookupError) else getattr(error, "strerror", None) or error
+        knows = f"{folder.path} knows these classes by what was solved, but cannot be trained on them any more"
+        raise TreeringError(f"{knows}, since training begins at the version before this step ({why})") from None
     before = Learner.of(read, device=learner.device)
     before.memory = learner.memory
-    return Before(before, file) if read.history == learner.history_[:-1] else None
+    return Before(before, file)
 
 
 class Unfinished:

@@ -141,10 +141,10 @@ def digests(images: Images) -> list[bytes]:
 
 
 def join(parts: Sequence[Images]) -> Images:
-    """Return the images of all parts together: a tensor if all parts are tensors, else images read when needed."""
+    """Return the images of all parts together, read when they are needed; a tensor on one device if all are tensors."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if len(tensors) == len(parts):
-        return torch.cat(tensors)
+        return torch.cat([part.to(tensors[0].device) for part in tensors])
     first, *others = parts
     return first.joined(others) if isinstance(first, StoredImages) else _joined(parts)
 
