@@ -81,9 +81,10 @@ def old_classes() -> str:
     lines = [f"| right in % | {' | '.join(sets)} |", f"| --- | {' | '.join('---:' for _ in sets)} |"]
     for what in dict.fromkeys(run["what"] for draws in sets.values() for draw in draws for run in draw["runs"]):
         found = [[run for draw in draws for run in draw["runs"] if run["what"] == what] for draws in sets.values()]
-        if all(runs and "percent_right_of_old" in runs[0] for runs in found):
-            pairs = [[run["percent_right_of_old"] for run in runs] for runs in found]
-            cells = (", then ".join(f"{fmean(pair[step] for pair in part):.1f}" for step in (0, 1)) for part in pairs)
+        pairs = [[run["percent_right_of_old"] for run in runs if "percent_right_of_old" in run] for runs in found]
+        if any(pairs):
+            cells = (", then ".join(f"{fmean(pair[step] for pair in part):.1f}" for step in (0, 1)) if part else "–"  # noqa: RUF001
+                     for part in pairs)  # fmt: skip
             lines.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -39,7 +39,10 @@ class Asked:
         gain, error, frozen, both = tuned._judged(frozen_NC, tuned_NC, labels_N, judging_N)
         alone = int((tuned_NC.argmax(1) == labels_N)[judging_N].sum())
         self.judged = {"judges": int(judging_N.sum()), "right": {"as it came": frozen, "both": both, "trained": alone}}
-        self.judged |= {"standard_errors": round(gain / error, 2), "helped": gain > error and both >= frozen}
+        self.judged |= {
+            "standard_errors": round(gain / error, 2) if error else 0.0,
+            "helped": gain > error and both >= frozen,
+        }
         return Trial(int(judging_N.sum()), frozen, both, helped=True)
 
 

@@ -39,10 +39,8 @@ BATCH_PIXELS = 8 * 256 * 256
 """The most pixels that pass through the network at once, unless a single image has more."""
 OUTPUTS = ["probabilities", "distances"]
 """The names of a file's outputs; only models that can tell unknown images have the second."""
-
-
 LONG = 5.0
-"""Seconds of this comparison after whose beginning it is told how long it takes."""
+"""A comparison that takes more seconds than this is announced."""
 Ask = Callable[[Tensor], Sequence[np.ndarray]]
 """Maps images to a model's answers."""
 
