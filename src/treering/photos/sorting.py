@@ -55,7 +55,8 @@ class Sorter:
     def copy(self, photo: Path, class_name: str | None) -> Copy:
         """Copy a photo into the folder of its class, or of unknown ones if it has none.
 
-        A different photo of the same name there stays, beside the copy; an equal one is not copied again. If the copying fails or is interrupted, nothing is left of it.
+        A different photo of the same name there stays, beside the copy; an equal one is not copied again. If the
+        copying fails or is interrupted, nothing is left of it.
         """
         with os.fdopen(files.opened(photo), "rb") as source:
             return self._copied(source, photo, class_name)
