@@ -255,3 +255,30 @@ def test_training_that_is_ended_early_leaves_what_was_solved(
     learn(fast, first, **NEW | {"changes": changes}, effort="fast")
     images = Learner.load(path).exemplars_["dog"]
     assert Learner.load(path).predict_proba(images).tolist() == Learner.load(fast).predict_proba(images).tolist()
+
+
+def test_without_kept_photos_of_every_class_training_is_neither_promised_nor_done(
+    tmp_path: Path, first: Path, second: Path
+) -> None:
+    path, plans, solved = tmp_path / "model", list[Plan](), list[Outcome]()
+    learn(path, first, **NEW | {"memory": 0})
+    outcome = learn(path, second, memory=5, tell=plans.append, solved=solved.append)
+    assert (plans[0].lacks_kept, plans[0].training_passes, plans[0].solves_first) == (True, 0, False)
+    assert not solved
+    assert outcome is not None and outcome.trial is None
+
+
+def test_a_new_class_that_is_named_nearly_as_a_known_one_is_pointed_out(tmp_path: Path, first: Path) -> None:
+    path, plans = tmp_path / "model", list[Plan]()
+    learn(path, first, **NEW, effort="fast")
+    learn(path, make_folder(tmp_path / "more", {"Cat": 3, "d o-g": 3, "owl": 3, "...": 3}, seed=3), tell=plans.append)
+    assert sorted(plans[0].alike()) == [("Cat", "cat"), ("d o-g", "dog")]
+
+
+def test_a_training_that_another_step_gives_up_is_told(
+    tmp_path: Path, first: Path, second: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupt(tmp_path / "model", first, **NEW)
+    assert "given up" not in caplog.text
+    learn(tmp_path / "model", second, effort="fast")
+    assert "the training of step 1 was interrupted, and is given up" in caplog.text

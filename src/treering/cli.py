@@ -183,8 +183,8 @@ def learn(
 
     def interrupted() -> str:
         if lock.version(model) in solved_versions:
-            what = "knows these classes by what was solved"
-            return f"interrupted; {model} {what}: run the same command again to go on with the training"
+            again = "run the same command again to go on with the training"
+            return f"interrupted; {model} can be used and knows the classes of this step: {again}"
         if lock.version(model) != before:
             return f"interrupted; {model} has learnt the step"
         saved = (model / ".learning").exists()
@@ -279,12 +279,12 @@ def info(
     printer = Printer(console)
     found = overview.of(model)
     printer.overview(found)
-    if gallery:
-        overview.draw_gallery(Learner.load(model, device="cpu"), gallery)
-        printer.line(f"The exemplars are in {gallery}")
     if picture:
         accuracies.draw(accuracies.courses(found.steps), picture)
         printer.line(f"The accuracies are in {picture}")
+    if gallery:
+        overview.draw_gallery(Learner.load(model, device="cpu"), gallery)
+        printer.line(f"The exemplars are in {gallery}")
 
 
 @app.command()

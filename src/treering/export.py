@@ -213,7 +213,7 @@ def _told(ask: Ask, count: int) -> Ask:
         said = ask(part)
         seconds = 2 * count * (time.perf_counter() - begun) / len(part)
         if next(calls, False) and seconds > LONG:
-            logger.warning("its images are large: to compare both models takes about %s", duration(seconds))
+            logger.warning("to compare the file with the model takes about %s", duration(seconds))
         return said
 
     return asked

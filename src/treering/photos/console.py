@@ -47,6 +47,8 @@ class Printer(Terminal):
         counts = [*plan.new.items(), *plan.known.items()]
         few = " only: give more, if you can"
         self._list(f"{name}: {_images(count)}{'' if count > 1 else few}" for name, count in counts)
+        for new, known in plan.alike():
+            self.line(f"The model knows {known}: rename the folder {new} if both are one class.")
         self.skipped(plan.skipped)
         if plan.copies:
             self.line(f"Left out, because they show the same as others of their class: {_images(plan.copies)}.")
@@ -54,7 +56,9 @@ class Printer(Terminal):
         for sentence in _memory(plan):
             self.line(sentence)
         if plan.epochs and not plan.training_passes:
-            why = "none is kept" if not recipe.memory.size else "there are so many: --thorough trains it all the same"
+            why = "there are so many: --thorough trains it all the same"
+            if plan.lacks_kept or not recipe.memory.size:
+                why = "some classes have no kept one" if recipe.memory.size else "none is kept"
             self.line(f"The network is not trained on these photos, since {why}.")
         where = "GPU" if plan.device.type == "cuda" else "CPU"
         less = ", less what an interrupted call has done already" if plan.resumed else ""
@@ -95,7 +99,9 @@ class Printer(Terminal):
         self.line(f"Accuracy: {right} {what}{part}: {score.percent:.1f} % ({low:.0f} to {high:.0f} %)")
         if outcome.old:
             before, now = outcome.old
-            self.line(f"  classes known before: {_of(now)} (before this step {_of(before)})")
+            fewer = outcome.new is not None and now.images + outcome.new.images < score.images
+            unseen = " that no training has seen" * fewer
+            self.line(f"  classes known before: {_of(now)}{unseen} (before this step {_of(before)})")
             if outcome.new:
                 self.line(f"  new classes: {_of(outcome.new)}")
         self._list(f"{name} has fallen from {_of(was)} to {_of(now)}" for name, was, now in outcome.forgotten())

@@ -122,6 +122,8 @@ def learn(
             if not (dry_run or is_solved):  # an interrupted training can still be gone on with
                 Unfinished(opened, before, photos.fingerprints[0], lesson.training).remove()
             return None
+        elif learner.model and learner.model.history[-1].get("unfinished") and not dry_run:
+            logger.warning("the training of step %d was interrupted, and is given up", len(learner.history_))
         unfinished = Unfinished(opened, before, photos.fingerprints[0], lesson.training)
         division = lesson.divide(folder, photos, checks)
         resume = unfinished.load(len(lesson.new(photos)))
@@ -270,6 +272,7 @@ class _Lesson:
             raise TreeringError(f"{error}, or learn with --fast, which trains nothing") from None
         return replace(
             facts,
+            lacks_kept=plan.lacks_kept(self.model, recipe),
             is_solved=is_solved,
             solves_first=solves_first,
             held_out=division.held_out,
@@ -293,6 +296,7 @@ class _Lesson:
             step=len(self.learner.history_) + 1,
             new={name: counts[name] for name in self.new(photos)},
             known={name: counts[name] for name in self.known if name in counts},
+            all_known=self.known,
             skipped=photos.loaded.skipped,
             own_validation=self.own_validation,
             held_out_quota=quota,

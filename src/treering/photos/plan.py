@@ -59,10 +59,23 @@ class Plan:
     """Whether the model has what can be solved of this very step already, from an earlier call."""
     solves_first: bool = False
     """Whether the model is given what can be solved before its network is trained."""
+    lacks_kept: bool = False
+    """Whether the model keeps no photo of some class that it knows, without which nothing is trained."""
+    all_known: Sequence[str] = ()
+    """The classes that the model knows."""
     resumed: bool = False
     """Whether an earlier call began this very step."""
     done_already: bool = False
     """Whether an earlier call finished this very step."""
+
+    def alike(self) -> list[tuple[str, str]]:
+        """Return each new class whose name differs from a known one by nothing but case, spaces and signs."""
+        known = {_letters(name): name for name in self.all_known}
+        return [(name, known[_letters(name)]) for name in self.new if known.get(_letters(name), name) != name]
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum()) or name
 
 
 def stages(model: Model | None, recipe: Recipe, names: Sequence[str]) -> list[StagePlan]:
@@ -70,7 +83,16 @@ def stages(model: Model | None, recipe: Recipe, names: Sequence[str]) -> list[St
     column = {str(name): number for number, name in enumerate(model.classes)} if model else {}
     step: Mapping[Any, int] = Counter(column.get(name, name) for name in names)
     memory = model.method.replayed(recipe) if model else {}
+    if lacks_kept(model, recipe):
+        recipe = replace(recipe, training=replace(recipe.training, epochs=0))
     return methods.find(recipe.method).plan_step(recipe, step, memory)
+
+
+def lacks_kept(model: Model | None, recipe: Recipe) -> bool:
+    """Return whether a network beside a closed form cannot be trained, since no photo of some class is kept."""
+    if model is None or methods.find(recipe.method).trains:
+        return False
+    return len(model.method.memory.exemplars) < len(model.classes)
 
 
 def is_solved_before_training(recipe: Recipe, stages: Sequence[StagePlan]) -> bool:
