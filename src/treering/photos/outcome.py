@@ -54,7 +54,7 @@ class Outcome:
     left_out: bool
     """Whether each image was told by all others, rather than by a model that never saw it."""
     tuned: bool
-    """Whether a trained network answers, so that only images count which it has not seen."""
+    """Whether a trained network answers too, so that only images count which it has not seen."""
     trial: Trial | None
     """What training the network has brought, if it was trained beside one that stays as it came."""
     photos: Mapping[str, int]
