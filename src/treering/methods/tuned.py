@@ -45,7 +45,7 @@ logger = words.logger(__name__)
 JUDGING = 5
 """One image in this many of each class is never trained on."""
 LOOK_AFTER = 3
-"""The judges are asked once this part of the epochs of a bounded training is over: one third."""
+"""The judges are asked when one in this many epochs of a bounded training is over, which is a third of them."""
 PREFIX, JUDGES = "tuned.", "statistics.judging"
 """The names of what is saved beside the closed form."""
 
