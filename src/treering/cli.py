@@ -60,6 +60,7 @@ Results = Annotated[Path, typer.Option(help="Folder of the result files.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, typer.Option(min=1, callback=threads.limit, help="Threads to compute and read with.")]
+LOCAL = "127.0.0.1"
 AtOnce = Annotated[int, typer.Option(min=1, max=MOST_AT_ONCE, help="Runs that a GPU trains together.")]
 
 
@@ -299,6 +300,24 @@ def export(model: ModelPath, out: Annotated[Path, typer.Argument(help="OUT.onnx 
     Terminal(console).line(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB; differs from the model by {difference:.1g} at most"
     )
+
+
+@app.command()
+def serve(
+    model: Annotated[Path, typer.Argument(help="The folder of a model, new or not, or of models.", readable=False)],
+    host: Annotated[str, typer.Option(help="Address to listen at; others than this computer need a token.")] = LOCAL,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes any free one.")] = 8470,
+    name: Annotated[list[str] | None, typer.Option(help="Further host name that it may be asked under.")] = None,
+    label_studio: Annotated[str | None, typer.Option(help="Address of the Label Studio to learn from.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Open a page in the browser on which anyone can teach a model and ask it."""
+    try:
+        from treering.server import run
+    except ImportError as error:
+        raise TreeringError(f"serving needs {error.name}: pip install 'treering[serve]'") from None
+    run.serve(model, host, port, name or [], device, label_studio, console)
 
 
 @app.command()

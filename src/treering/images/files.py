@@ -7,7 +7,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -21,6 +21,7 @@ from treering.images.formats import TOO_LARGE, UnreadableError
 from treering.runtime import threads
 
 IS_LINK = "a link to a folder: put the folder itself there"
+EMPTY = "empty file"
 WORKERS = min(8, os.cpu_count() or 1)
 """How many files are decoded at the same time, if they are not large."""
 MEMORY_AT_ONCE = 2**30
@@ -50,25 +51,23 @@ def read(path: Path, size: int, channels: int = 3, memory: bounds.Memory | None 
     The image is upright, squeezed rather than cut to a square, and on white where it is transparent. Of an animation,
     the first frame is read. Threads that read at the same time share the `memory`.
     """
+    return _or_reason(lambda: _of_file(path, size, channels, memory))
+
+
+def read_bytes(
+    content: bytes, size: int, memory: bounds.Memory | None = None, most: int = formats.MOST_MEMORY
+) -> np.ndarray | str:
+    """Do what `read` does for the content of a file, in three channels; decoding may take `most` bytes of memory."""
+    if not content:
+        return EMPTY
+    stream = cast("BinaryIO", bounds.Stream(io.BytesIO(content), len(content)))
+    return _or_reason(lambda: _decoded(stream, "", size, 3, memory, most))
+
+
+def _or_reason(decoded: Callable[[], np.ndarray | str]) -> np.ndarray | str:
+    """Return what a function decodes, or why it cannot."""
     try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            return IS_LINK if path.is_symlink() else "a folder that cannot be looked into"
-        if not stat.S_ISREG(status.st_mode):
-            return "not a regular file"
-        with open(path, "rb", opener=bounds.open_at_once) as file:  # tests replace the built-in one
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):  # it was replaced just now
-                return "not a regular file"
-            if status.st_size == 0:
-                return "empty file"
-            if status.st_size > MOST_BYTES:
-                return f"larger than {MOST_BYTES // 2**20:,} MB"
-            stream = cast("BinaryIO", bounds.Stream(file, status.st_size))
-            image, needed = formats.opened(stream, path.suffix, size)
-            with image, memory.taken(needed) if memory else contextlib.nullcontext():
-                square = _square(image, size)
-                return np.asarray(square) if channels == 3 else np.asarray(square.convert("L"))[..., None]
+        return decoded()
     except MemoryError:
         raise
     except UnreadableError as error:
@@ -79,6 +78,33 @@ def read(path: Path, size: int, channels: int = 3, memory: bounds.Memory | None 
         return error.strerror or _damaged(error)
     except Exception as error:  # whatever a decoder makes of damaged bytes
         return _damaged(error)
+
+
+def _of_file(path: Path, size: int, channels: int, memory: bounds.Memory | None) -> np.ndarray | str:
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        return IS_LINK if path.is_symlink() else "a folder that cannot be looked into"
+    if not stat.S_ISREG(status.st_mode):
+        return "not a regular file"
+    with open(path, "rb", opener=bounds.open_at_once) as file:  # tests replace the built-in one
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):  # it was replaced just now
+            return "not a regular file"
+        if status.st_size == 0:
+            return EMPTY
+        if status.st_size > MOST_BYTES:
+            return f"larger than {MOST_BYTES // 2**20:,} MB"
+        stream = cast("BinaryIO", bounds.Stream(file, status.st_size))
+        return _decoded(stream, path.suffix, size, channels, memory, formats.MOST_MEMORY)
+
+
+def _decoded(
+    stream: BinaryIO, ending: str, size: int, channels: int, memory: bounds.Memory | None, most: int
+) -> np.ndarray:
+    image, needed = formats.opened(stream, ending, size, most)
+    with image, memory.taken(needed) if memory else contextlib.nullcontext():
+        square = _square(image, size)
+        return np.asarray(square) if channels == 3 else np.asarray(square.convert("L"))[..., None]
 
 
 def _damaged(error: Exception) -> str:

@@ -40,6 +40,8 @@ class ImageFolder:
     """Class -> its files, both sorted by name."""
     skipped: list[tuple[Path, str]] = field(default_factory=list)
     """What was left out and why."""
+    name: str = "the folder"
+    """What messages call it."""
 
 
 def scan(folder: Path) -> ImageFolder:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import logging
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -92,8 +93,8 @@ class Tiff(TiffImageFile):
         self._size = self._tile_size
 
 
-def opened(stream: BinaryIO, ending: str, size: int) -> tuple[ImageFile, int]:
-    """Open an image without decoding it; return it, and the bytes of memory that decoding takes.
+def opened(stream: BinaryIO, ending: str, size: int, most: int = MOST_MEMORY) -> tuple[ImageFile, int]:
+    """Open an image without decoding it; return it, and the bytes of memory that decoding takes, `most` at most.
 
     A large JPEG is going to be decoded at a fraction of its size, but not smaller than twice `size`. The `ending` of
     the file's name serves only to tell what a file is that cannot be read.
@@ -103,6 +104,8 @@ def opened(stream: BinaryIO, ending: str, size: int) -> tuple[ImageFile, int]:
     _refuse_raw(stream, start, ending, kind)
     if kind not in OPENERS:
         raise UnreadableError(NOT_A_PHOTO)
+    if kind == "WebP" and 16 * math.prod(_webp_size(start)) > most:  # the reader takes memory as soon as it is made
+        raise UnreadableError(TOO_LARGE)
     stream.seek(0)
     image, extra = OPENERS[kind](stream, start)
     if image.width * image.height > MOST_PIXELS:
@@ -112,7 +115,7 @@ def opened(stream: BinaryIO, ending: str, size: int) -> tuple[ImageFile, int]:
     pixels = image.width * image.height
     copies = 1 if pixels > LARGE or image.mode in ("L", "RGB") else 3
     memory = 4 * copies * pixels + extra
-    if memory > MOST_MEMORY:
+    if memory > most:
         raise UnreadableError(TOO_LARGE)
     return image, memory
 
@@ -173,8 +176,6 @@ def _open_jpeg(stream: BinaryIO, start: bytes) -> tuple[ImageFile, int]:
 
 def _open_webp(stream: BinaryIO, start: bytes) -> tuple[ImageFile, int]:
     width, height = _webp_size(start)
-    if 16 * width * height > MOST_MEMORY:  # the reader takes memory as soon as it is made
-        raise UnreadableError(TOO_LARGE)
     return WebPImageFile(stream), 12 * width * height
 
 

@@ -49,7 +49,7 @@ Progress = Callable[[str, int, int], None]
 
 def learn(
     path: str | os.PathLike[str],
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | ImageFolder,
     *,
     backbone: str | None = None,
     memory: int | None = None,
@@ -64,13 +64,16 @@ def learn(
     tell: Callable[[Plan], None] = lambda plan: None,
     solved: Callable[[Outcome], None] = lambda outcome: None,
     progress: Progress = lambda what, done, total: None,
+    epoch: Callable[[EpochReport], None] = lambda report: None,
 ) -> Outcome | None:
     """Add the classes and images of `folder` to the model at `path`, which is created if it does not exist.
 
     Parameters
     ----------
-    path, folder : path
-        The model's folder, and one with a folder of images for each class.
+    path : path
+        The model's folder.
+    folder : path or ImageFolder
+        A folder with a folder of images for each class, or the files of each class.
     backbone : str, optional
         The network of a new model.
     memory : int, optional
@@ -97,21 +100,23 @@ def learn(
         Called with what was solved, once the model has it and before its network is trained.
     progress : callable
         Called with what is being done, how much of it is done and how much there is.
+    epoch : callable
+        Called with an `EpochReport` after each epoch of the training.
 
     Returns
     -------
     Outcome or None
         What the step has led to; None after a dry run, and for a folder that was learnt already.
     """
-    path, folder = files.nameable(path), files.nameable(folder)
-    found = folders.scan(folder)
+    path = files.nameable(path)
+    where, found = (folder.name, folder) if isinstance(folder, ImageFolder) else _scanned(files.nameable(folder))
     checks = folders.scan(Path(validation)) if validation else None
     wishes = Wishes(backbone, memory, changes, size, seed, device, effort)
     with _out_of_memory_told(path), _opened(path, dry_run) as opened:
         learner = settings.open_learner(path, wishes)
         disk = None if dry_run else path  # this disk must have room for the model anyway
         lesson = _Lesson(learner, disk, effort, own_validation=checks is not None)
-        photos = lesson.read(folder, found, functools.partial(progress, "reading"))
+        photos = lesson.read(where, found, functools.partial(progress, "reading"))
         before = Before(learner, names.MANIFEST if learner.model else None)
         is_solved = opened is not None and lesson.is_only_solved(photos)
         if opened and is_solved and effort != "fast":
@@ -125,14 +130,14 @@ def learn(
         elif learner.model and learner.model.history[-1].get("unfinished") and not dry_run:
             logger.warning("the training of step %d was interrupted, and is given up", len(learner.history_))
         unfinished = Unfinished(opened, before, photos.fingerprints[0], lesson.training)
-        division = lesson.divide(folder, photos, checks)
+        division = lesson.divide(where, photos, checks)
         resume = unfinished.load(len(lesson.new(photos)))
         planned = lesson.plan(photos, division, is_solved, resumed=resume is not None)
         tell(planned)
         if dry_run or not opened:
             return None
         what = "training" if planned.training_passes else "learning"
-        watcher = _Saver(unfinished, planned, functools.partial(progress, what))
+        watcher = _Saver(unfinished, planned, functools.partial(progress, what), epoch)
         started = time.monotonic()
         if planned.solves_first:
             first = lesson.of(copy.copy(before.learner), "fast")
@@ -145,6 +150,10 @@ def learn(
             lesson.commit(opened, photos, division, outcome, keep, instead=instead)
         unfinished.remove()
         return outcome
+
+
+def _scanned(folder: Path) -> tuple[Path, ImageFolder]:
+    return folder, folders.scan(folder)
 
 
 def _opened(path: Path, dry_run: bool) -> contextlib.AbstractContextManager[Folder | None]:
@@ -209,7 +218,7 @@ class _Lesson:
         """Return the same lesson for another learner, or with another effort."""
         return _Lesson(learner, self.disk, effort, self.own_validation)
 
-    def read(self, folder: Path, found: ImageFolder, progress: Callable[[int, int], None]) -> _Photos:
+    def read(self, folder: object, found: ImageFolder, progress: Callable[[int, int], None]) -> _Photos:
         """Decode the photos, and compute the digests by which they are recognised."""
         loaded = folders.load(found, self.size, self.channels, self.disk, progress)
         if not loaded.labels:
@@ -238,7 +247,7 @@ class _Lesson:
         last = self.model.history[-1] if self.model else {}
         return bool(last.get("unfinished")) and last.get("files") in photos.fingerprints
 
-    def divide(self, folder: Path, photos: _Photos, checks: ImageFolder | None) -> Division:
+    def divide(self, folder: object, photos: _Photos, checks: ImageFolder | None) -> Division:
         """Decide which photos are trained on and which only measure the accuracy."""
         quota = 0 if checks else self._held_out_quota(photos)
         division = holdout.divide(photos.loaded, photos.digests, self.model, quota)
@@ -384,8 +393,14 @@ def _reasons(loaded: LoadedFolder) -> str:
 class _Saver(Watcher):
     """Tells the progress of a step, and saves its state every `SAVE_EVERY` seconds."""
 
-    def __init__(self, unfinished: Unfinished, planned: Plan, progress: Callable[[int, int], None]) -> None:
-        self.unfinished, self.planned, self.progress = unfinished, planned, progress
+    def __init__(
+        self,
+        unfinished: Unfinished,
+        planned: Plan,
+        progress: Callable[[int, int], None],
+        ended: Callable[[EpochReport], None],
+    ) -> None:
+        self.unfinished, self.planned, self.progress, self.ended = unfinished, planned, progress, ended
         self.done, self.saved = 0, time.monotonic()
         self.counts_earlier = planned.resumed
         """Whether epochs of an earlier call are still to be counted, which the first epoch of this one tells of."""
@@ -402,6 +417,7 @@ class _Saver(Watcher):
             self.done += earlier if report.stage == "training" else self.planned.training_passes - left
         self.done += report.image_passes
         self.progress(self.done, self.planned.image_passes)
+        self.ended(report)
         if time.monotonic() - self.saved >= SAVE_EVERY:
             try:
                 self.unfinished.save(report.state())

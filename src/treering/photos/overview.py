@@ -47,10 +47,11 @@ class Overview:
 
 def of(path: Path) -> Overview:
     """Return the overview of a model folder, without loading the network."""
-    return model_folder.consistently(path, _read)
+    return model_folder.consistently(path, read)
 
 
-def _read(folder: Folder, manifest: Manifest) -> Overview:
+def read(folder: Folder, manifest: Manifest) -> Overview:
+    """Return the overview of one version in an open model folder."""
     labels = [str(label) for label in manifest.classes]
     files = [item for item in folder.walk() if item.kind == "file"]
 

@@ -1,0 +1,1 @@
+"""`treering serve`: models that a browser and other programs teach and ask."""

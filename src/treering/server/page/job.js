@@ -1,0 +1,134 @@
+// Follows a job by server-sent events, shows how far it is, and at the end what it brought and cost.
+
+import { drawScores } from "./accuracy.js";
+import { call, connectionLost } from "./api.js";
+import { isLearning, paintAll, paintProgress, reload, shown } from "./model.js";
+import { byId, button, node, speaker, tried } from "./nodes.js";
+import { duration, list, number, say, score } from "./words.js";
+
+const SEEN = "treering-seen-job"; // the ended job whose result was dismissed in this tab
+let source = null;
+let speak;
+
+/** Follow a job to its end. */
+export function follow(job) {
+  source?.close();
+  show(job);
+  if (!isLearning()) return;
+  source = new EventSource(`/api/jobs/${encodeURIComponent(job.id)}/events`);
+  source.onmessage = ({ data }) => show(JSON.parse(data));
+  source.onerror = () => connectionLost(); // once the server is back, the page looks for the job again
+}
+
+/** Stop following, for another model is shown. */
+export function unfollow() {
+  source?.close();
+  shown.job = null;
+}
+
+async function show(job) {
+  const before = shown.job;
+  if (job.model !== shown.name) return unfollow();
+  shown.job = job;
+  if (!isLearning()) source?.close();
+  const isSame = before?.id === job.id && before.state === job.state && Boolean(before.solved) === Boolean(job.solved);
+  if (isSame) return paintProgress();
+  paintAll();
+  if (before) await tried(byId("trouble"), reload); // the model may know the new classes now
+}
+
+/** Show the newest job of the model that is shown: one that runs, or the result of one that ended. */
+export async function findJob(model) {
+  if (model.job) return follow(model.job);
+  const { jobs } = await call("GET", "/api/jobs");
+  const newest = jobs.find((job) => job.model === model.name);
+  if (newest && newest.id !== sessionStorage.getItem(SEEN)) follow(newest);
+}
+
+/** Put the result of an ended job away. */
+export function dismissJob() {
+  if (!shown.job || isLearning()) return;
+  sessionStorage.setItem(SEEN, shown.job.id);
+  shown.job = null;
+  paintAll();
+}
+
+const stageOf = (job) => say(job.state === "queued" ? "waiting" : job.stage);
+
+function factsOf(job) {
+  return [
+    job.ahead > 0 && say("ahead", { n: job.ahead }),
+    job.epoch && job.epochs && say("epoch", { n: job.epoch, epochs: job.epochs }),
+    job.rate && say("rate", { n: Math.round(job.rate) }),
+    job.seconds_left != null && say("timeLeft", { time: duration(job.seconds_left) }),
+  ].filter(Boolean).join(" · ") || list(Object.keys(job.classes));
+}
+
+const remarks = (warnings) => warnings.length > 0 && node("ul", { class: "warnings", lang: "en" }, ...warnings.map((text) => node("li", {}, text)));
+
+/** The panel of a job that runs; its texts are renewed in place, so that its button can be pressed at any moment. */
+function drawRunning(place, id) {
+  const title = node("h3"), bar = node("progress"), facts = node("p", { class: "facts" }), solved = node("p", { class: "good" }), warned = node("div");
+  const trouble = node("p", { class: "error", role: "alert" });
+  const cancel = () => tried(trouble, async () => show(await call("DELETE", `/api/jobs/${encodeURIComponent(id)}`)));
+  place.replaceChildren(node("div", { class: "running", "aria-live": "off" }, title, bar, facts, solved, warned), button(say("cancel"), cancel, { id: "cancel" }), trouble);
+  return (job) => {
+    title.textContent = stageOf(job);
+    bar.setAttribute("aria-label", title.textContent);
+    if (job.total) [bar.max, bar.value] = [job.total, job.done];
+    else bar.removeAttribute("value");
+    facts.textContent = factsOf(job);
+    solved.textContent = job.solved ? say("solved", { score: score(job.solved) }) : "";
+    if (warned.childElementCount !== job.warnings.length) warned.replaceChildren(...job.warnings.map((text) => node("p", { class: "facts", lang: "en" }, text)));
+    speak(`${title.textContent} ${job.total ? number((100 * job.done) / job.total) + " %" : ""}. ${solved.textContent}`);
+  };
+}
+
+function drawEnded(place, job) {
+  const result = job.result ?? { lost: [], confused: [], needy: [] };
+  const learnt = job.state === "done" && job.result;
+  const notes = [
+    ...result.lost.map((l) => say("lostClass", { name: l.class, before: score(l.before), after: score(l.after) })),
+    ...result.confused.map(({ first, second, times }) => say("confused", { first, second, n: times })),
+    ...result.needy.map((needy) => say("needy", { name: needy.class, n: needy.photos })),
+    result.trained && say(result.trained),
+  ].filter(Boolean);
+  place.replaceChildren(...[
+    node("h3", {}, learnt ? say("done", { time: duration(result.seconds), classes: list(Object.keys(job.classes)) }) : say(job.state)),
+    job.error && node("p", { class: "error", lang: "en" }, job.error),
+    job.result && drawScores(result),
+    notes.length > 0 && node("ul", {}, ...notes.map((note) => node("li", {}, note))),
+    remarks(job.warnings),
+    button(say("dismiss"), () => {
+      dismissJob();
+      byId("class-name").focus();
+    }, { class: "quiet", id: "dismiss" }),
+  ].filter(Boolean));
+}
+
+let renew = null;
+let drawnFrom = null;
+
+function paint(model, job) {
+  const place = byId("job");
+  place.hidden = !job;
+  place.dataset.state = job?.state ?? "none";
+  place.dataset.stage = job?.stage ?? "ended";
+  const from = [document.documentElement.lang, job?.id, isLearning()].join();
+  if (from !== drawnFrom) {
+    const hadFocus = place.contains(document.activeElement);
+    drawnFrom = from;
+    renew = null;
+    if (!job) place.replaceChildren();
+    else if (isLearning()) renew = drawRunning(place, job.id);
+    else drawEnded(place, job);
+    if (hadFocus) place.querySelector("button")?.focus();
+  }
+  renew?.(job);
+}
+
+/** Start the part of the page that shows jobs. */
+export function startJob(whenProgress) {
+  speak = speaker(byId("said"), 8);
+  whenProgress(paint);
+}

@@ -1,0 +1,214 @@
+// Teaches: takes photos into the tray on the server, shows what waits there, and starts the learning.
+
+import { call, queue } from "./api.js";
+import { Camera } from "./camera.js";
+import { chosenFiles, mayBePhoto } from "./files.js";
+import { byId, button, confirmed, keep, node, speaker, tried } from "./nodes.js";
+import { classNamed, here, isLearning, isLearnt, paintAll, shown } from "./model.js";
+import { classes, photos, say } from "./words.js";
+
+const AT_ONCE = 4; // uploads
+const SHOWN = 11; // photos of a class before "more"
+const BURST = 200; // milliseconds between two pictures
+const upload = queue(AT_ONCE);
+const opened = new Set(); // classes whose photos are all shown
+let onTheWay = new Map(); // class: uploads that have not been answered
+let refused = []; // {class, name, error}
+let held = []; // files that wait for the name of their class
+let camera;
+
+const typed = () => byId("class-name").value.trim().normalize("NFC");
+
+/** Whether a class is being taught just now: then photos from outside a target belong here. */
+export const isTeaching = () => Boolean(typed()) || byId("teach").contains(document.activeElement) || !isLearnt();
+
+/** Take files into the tray. A folder names its class, unless all lie in one folder and a name is typed. */
+export function teachFiles(files) {
+  const folders = new Set(files.map(({ folder }) => folder));
+  for (const { file, folder } of files) {
+    const name = folders.size === 1 && typed() ? typed() : (folder ?? typed());
+    if (name) send(file, name);
+    else held.push(file);
+  }
+  if (held.length) byId("class-name").focus();
+  paintAll();
+}
+
+function releaseHeld() {
+  if (!typed() || !held.length) return;
+  for (const file of held.splice(0)) send(file, typed());
+  paintAll();
+}
+
+async function send(file, name) {
+  const model = shown.name;
+  const refuse = (error) => refused.unshift({ class: name, name: file.name ?? say("camera"), error });
+  if (!mayBePhoto(file)) return refuse(say("notPhoto"));
+  onTheWay.set(name, (onTheWay.get(name) ?? 0) + 1);
+  const answer = await upload(() => call("POST", here("/tray", { class: name }), file)).catch((error) => refuse(error.message));
+  if (model !== shown.name) return;
+  onTheWay.set(name, onTheWay.get(name) - 1);
+  if (!onTheWay.get(name)) onTheWay.delete(name);
+  if (answer.added) {
+    put(answer.added);
+    shown.model.tray.room = answer.tray.room;
+    for (const one of answer.refused) refuse(one.error);
+  }
+  paintAll();
+  // Answers overtake each other, so the tray itself is asked for when all are in.
+  if (!onTheWay.size) takeTray(await call("GET", here("/tray")));
+}
+
+/** Add photos to the tray as it is shown. */
+function put(added) {
+  const tray = shown.model.tray;
+  for (const { id, url, class: name } of added) {
+    let place = tray.classes.find((c) => c.name === name);
+    if (!place) tray.classes.push((place = { name, known: Boolean(classNamed(name)), photos: [] }));
+    if (!place.photos.some((photo) => photo.id === id)) place.photos.push({ id, url });
+  }
+  tray.photos = tray.classes.reduce((sum, c) => sum + c.photos.length, 0);
+}
+
+function takeTray(tray) {
+  if (!tray || onTheWay.size) return;
+  shown.model.tray = tray;
+  paintAll();
+}
+
+const remove = async (rest, query) => takeTray(await tried(byId("teach-error"), () => call("DELETE", here("/tray" + rest, query))));
+
+async function removePhoto(name, at, id) {
+  await remove(`/${encodeURIComponent(id)}`);
+  const left = [...byId("tray").querySelectorAll("section")].find((c) => c.dataset.class === name);
+  (left?.querySelectorAll("li .remove")[at] ?? left?.querySelector("button") ?? byId("class-name")).focus();
+}
+
+function drawClass({ name, known, photos: waiting, coming, reasons, all }) {
+  const visible = all ? waiting : waiting.slice(0, SHOWN);
+  return node("section", { "data-class": name },
+    node("h4", {}, node("span", { class: "name" }, name), node("span", { class: "badge" }, say(known ? "isKnown" : "isNew"))),
+    node("p", { class: "count" }, photos(waiting.length), coming ? ` · ${say("uploading", { n: coming })}` : ""),
+    waiting.length > 0 && button("×", () => remove("", { class: name }), { class: "remove", "aria-label": say("removeClass", { name }), disabled: coming > 0 }),
+    node("ul", { class: "photos" }, ...visible.map(({ id, url }, at) => node("li", {},
+      node("img", { src: url, alt: "", loading: "lazy" }),
+      button("×", () => removePhoto(name, at, id), { class: "remove", "aria-label": say("waitingPhoto", { n: at + 1, name }) }))),
+      waiting.length > visible.length && node("li", {}, button(say("more", { n: waiting.length - visible.length }), () => { opened.add(name); paintAll(); }, { class: "quiet" }))),
+    reasons.length > 0 && node("ul", { class: "reasons" }, ...reasons.map(({ name: file, error }) => node("li", {}, node("b", {}, file), node("span", { lang: "en" }, ` ${error}`)))),
+    reasons.length > 0 && button(say("dismiss"), () => { refused = refused.filter((r) => r.class !== name); paintAll(); }, { class: "quiet" }));
+}
+
+function paintTray(tray) {
+  const names = new Set([...tray.classes.map((c) => c.name), ...onTheWay.keys(), ...refused.map((r) => r.class)]);
+  keep(byId("tray"), [...names].map((name) => ({
+    known: Boolean(classNamed(name)), photos: [], ...tray.classes.find((c) => c.name === name), name,
+    coming: onTheWay.get(name) ?? 0, reasons: refused.filter((r) => r.class === name).slice(0, 20), all: opened.has(name),
+  })), drawClass);
+}
+
+/** Why learning cannot begin, or what would be learnt. */
+function paintLearn(tray) {
+  const fresh = tray.classes.length < 2 && !isLearnt();
+  const reason = isLearning() ? "learnBusy" : onTheWay.size ? "learnUploading" : !tray.photos ? "learnEmpty" : fresh ? "learnTwo" : null;
+  byId("learn").disabled = reason !== null;
+  const ready = say("learnReady", { classes: classes(tray.classes.length), photos: photos(tray.photos) });
+  const room = tray.photos ? say("trayState", { photos: photos(tray.photos), room: tray.room }) : "";
+  byId("learn-hint").textContent = reason ? `${say(reason)} ${reason === "learnEmpty" ? "" : room}` : `${ready}. ${room}`;
+  byId("clear-tray").hidden = !tray.photos;
+}
+
+function paintHint() {
+  const name = typed();
+  const known = classNamed(name);
+  byId("class-hint").textContent = held.length ? say("nameFirst", { photos: photos(held.length) })
+    : known ? say("classKnown", { name, photos: photos(known.photos) }) : say(name ? "classNew" : "classHint", { name });
+  byId("class-hint").classList.toggle("urgent", held.length > 0);
+}
+
+/** Let a button take pictures for as long as it is held, by pointer or by key. */
+function startShutter(speak) {
+  const shutter = byId("shutter");
+  let held = false, taken = 0;
+  const release = () => {
+    if (held && taken) speak(say("taken", { photos: photos(taken), name: typed() }));
+    held = false;
+  };
+  const press = async () => {
+    if (held) return;
+    if (!typed()) return byId("class-name").focus();
+    held = true;
+    taken = 0;
+    do {
+      if ((onTheWay.get(typed()) ?? 0) < 3 * AT_ONCE) { // a slow server is not flooded
+        const picture = await camera.picture();
+        if (picture) {
+          send(picture, typed());
+          taken += 1;
+          paintAll();
+        }
+      }
+      await new Promise((resolve) => setTimeout(resolve, BURST));
+    } while (held && camera.isOn);
+    held = false;
+  };
+  const isKey = (event) => event.key === " " || event.key === "Enter";
+  shutter.addEventListener("pointerdown", (event) => {
+    shutter.setPointerCapture(event.pointerId);
+    press();
+  });
+  for (const end of ["pointerup", "pointercancel", "blur"]) shutter.addEventListener(end, release);
+  shutter.addEventListener("keydown", (event) => {
+    if (!isKey(event)) return;
+    event.preventDefault();
+    press();
+  });
+  shutter.addEventListener("keyup", (event) => isKey(event) && release());
+  shutter.addEventListener("contextmenu", (event) => event.preventDefault()); // a long touch would open the menu
+}
+
+/** Let more photos be taught to a class, or held photos be named. */
+export function teachClass(name, photo = null) {
+  if (photo) held.push(photo);
+  byId("class-name").value = name;
+  byId("class-name").focus();
+  releaseHeld();
+  paintAll();
+}
+
+/** Start the part of the page that teaches; `started` gets the job that learns the tray. */
+export function startTray(whenChanged, started) {
+  camera = new Camera(byId("teach-video"), byId("teach-camera"), byId("teach-error"), "camera", (isOn) => {
+    byId("teach-drop").classList.toggle("full", isOn);
+    byId("shutter").hidden = !isOn;
+  });
+  startShutter(speaker(byId("said"), 2));
+  for (const [opener, input] of [["teach-choose", "teach-files"], ["teach-folder", "teach-folders"]]) {
+    byId(opener).addEventListener("click", () => byId(input).click());
+    byId(input).addEventListener("change", ({ target }) => {
+      teachFiles(chosenFiles(target));
+      target.value = "";
+    });
+  }
+  byId("class-name").addEventListener("input", paintHint);
+  byId("class-name").addEventListener("change", releaseHeld);
+  byId("learn").addEventListener("click", () => tried(byId("teach-error"), async () => {
+    byId("learn").disabled = true;
+    const job = await call("POST", here("/jobs"), { effort: byId("effort").value }).finally(() => paintLearn(shown.model.tray));
+    byId("class-name").value = "";
+    takeTray(await call("GET", here("/tray")));
+    started(job);
+  }));
+  byId("clear-tray").addEventListener("click", async () => {
+    const detail = say("clearTrayDetail", { photos: photos(shown.model.tray.photos) });
+    if (await confirmed(say("clearTrayAsk"), detail, say("clearTray"))) await remove("", {});
+  });
+  let taught = null;
+  whenChanged((model) => {
+    if (taught !== model.name) [onTheWay, refused, held] = [new Map(), [], []];
+    taught = model.name;
+    paintTray(model.tray);
+    paintLearn(model.tray);
+    paintHint();
+    keep(byId("known-classes"), model.classes.map((c) => c.name), (name) => node("option", { value: name }));
+  });
+}

@@ -1,0 +1,186 @@
+"""The command `serve`: opens the door, prints where it is, and runs until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from rich.console import Console
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from treering.errors import TreeringError
+from treering.runtime import file_lock, files
+from treering.server import app, tray
+from treering.server.guard import LOOPBACK, Door
+from treering.server.service import Service, Settings
+from treering.storage import manifest
+from treering.terminal import Terminal
+
+TOKEN, KEY = "TREERING_TOKEN", "LABEL_STUDIO_API_KEY"
+"""The variables that hold the server's token, and what Label Studio asks for."""
+LOG = "TREERING_LOG"
+"""If this variable is set, each request is logged."""
+SHORTEST_TOKEN = 16
+MOST_CONNECTIONS = 256
+LONGEST_HEADERS = 10.0
+"""The seconds in which a request's headers must have come."""
+LARGEST_HEADERS = 2**15
+DRAIN = 10
+"""The seconds that requests have to end when the server does."""
+
+
+class Protocol(H11Protocol):
+    """HTTP whose requests must begin and end: who opens a connection and says too little is hung up on."""
+
+    _hang_up: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Expect a request."""
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """Expect a request unless one is being answered."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+        elif self._hang_up is None:
+            self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Expect nothing more."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def _expect(self) -> None:
+        self._hang_up = self.loop.call_later(LONGEST_HEADERS, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._hang_up is not None:
+            self._hang_up.cancel()
+            self._hang_up = None
+
+
+class Running(uvicorn.Server):
+    """A server that tells the streams of events to end as soon as it is told to."""
+
+    def __init__(self, config: uvicorn.Config, held: Service) -> None:
+        super().__init__(config)
+        self.held = held
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End, after the requests that are being answered."""
+        super().handle_exit(sig, frame)
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            asyncio.get_event_loop().call_soon_threadsafe(self.held.jobs.hurry)
+
+
+def serve(
+    path: Path,
+    host: str,
+    port: int,
+    names: Sequence[str],
+    device: str,
+    label_studio: str | None,
+    console: Console,
+) -> None:
+    """Serve a model, or a folder of models, until Ctrl-C or SIGTERM."""
+    if path.exists() and not path.is_dir():
+        raise TreeringError(f"{path} is a file: give the folder of a model, or of models")
+    if manifest.is_there(path):
+        manifest.of(path)  # raises in one line if it is damaged
+    door, link = _door(host, names)
+    taken = _listening(host, port)
+    place = tray.place_of(path)
+    try:
+        place.mkdir(tray.PRIVATE, parents=True, exist_ok=True)
+        with file_lock.held(place / ".serving", place / ".server"):
+            _run(path, taken, door, link, device, label_studio, Terminal(console))
+    except file_lock.HeldError as holder:
+        raise TreeringError(f"{holder} serves {path} already: end it first") from None
+    except OSError as error:
+        raise TreeringError(files.why(place, error)) from None
+    finally:
+        taken.close()
+
+
+def _run(
+    path: Path, taken: socket.socket, door: Door, link: str, device: str, label_studio: str | None, terminal: Terminal
+) -> None:
+    settings = Settings(path, door, device, label_studio, os.environ.get(KEY) or None)
+    guarded, held = app.make(settings)
+    _log()
+    config = uvicorn.Config(
+        guarded,
+        http=Protocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        limit_concurrency=MOST_CONNECTIONS,
+        h11_max_incomplete_event_size=LARGEST_HEADERS,
+        timeout_keep_alive=int(LONGEST_HEADERS),
+        timeout_graceful_shutdown=DRAIN,
+    )
+    shown, port = taken.getsockname()[:2]
+    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+    terminal.line(f"{path} is served at {address}{link}")
+    if door.token is not None:
+        terminal.line("This link works once. Programs send the token as `Authorization: Bearer TOKEN`:")
+        terminal.line(f"  {door.token}" if not os.environ.get(TOKEN) else f"  the one in {TOKEN}")
+        terminal.line("Photos and the token are not encrypted on their way: use it on a network that you trust.")
+    terminal.line("Ctrl-C ends it.")
+    Running(config, held).run(sockets=[taken])
+
+
+def _log() -> None:
+    """Have errors of the server's own written with where they come from, and with `LOG` a line for each request."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    for name, level in (("uvicorn.error", logging.ERROR), ("treering.server", logging.WARNING)):
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).setLevel(logging.INFO if os.environ.get(LOG) and name != "uvicorn.error" else level)
+        logging.getLogger(name).propagate = False
+
+
+def _door(host: str, names: Sequence[str]) -> tuple[Door, str]:
+    """Return who may ask, and what the printed link ends with."""
+    is_local = host in LOOPBACK
+    token = os.environ.get(TOKEN) or None
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise TreeringError(f"{TOKEN} is too short to be safe: give {SHORTEST_TOKEN} letters or more")
+    if token is None and not is_local:
+        token = secrets.token_urlsafe(32)
+    hosts = frozenset({*LOOPBACK, *names, *(() if is_local else (host, socket.gethostname()))})
+    once = secrets.token_urlsafe(16) if token else None
+    return Door(frozenset(name.lower() for name in hosts), is_local, token, once), f"/?key={once}" if once else "/"
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raise in one line if it cannot."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        taken = socket.socket(family, kind, protocol)
+        try:
+            if os.name != "nt":
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(address)
+            taken.listen(128)
+        except OSError:
+            taken.close()
+            raise
+    except OSError as error:
+        what = f"cannot listen at {host}, port {port}: {error.strerror or error}"
+        raise TreeringError(f"{what}; choose another --port or --host") from None
+    return taken

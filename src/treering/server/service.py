@@ -1,0 +1,224 @@
+"""What the server holds while it runs, and what it does with it for whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from starlette.exceptions import HTTPException
+
+from treering import words
+from treering.errors import TreeringError
+from treering.prediction import SHARE
+from treering.server import schemas
+from treering.server.batches import Batches
+from treering.server.guard import Door, Metrics
+from treering.server.jobs import MOST_QUEUED, Jobs
+from treering.server.served import Loaded, Models, Served
+from treering.server.uploads import Decoder, Upload
+
+LOOK_EVERY = 1.0
+"""The seconds between two looks for new versions that other programs have made."""
+NAMED_WITH_EXEMPLARS = 3
+"""The exemplars of so many of the most probable classes are compared with a photo."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the server serves, and to whom."""
+
+    path: Path
+    """The folder of a model, or of models."""
+    door: Door
+    device: str = "auto"
+    label_studio: str | None = None
+    """The address of the Label Studio whose photos are fetched."""
+    label_studio_key: str | None = None
+
+
+class Service:
+    """All that the server holds while it runs."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.models = Models(settings.path, settings.device)
+        self.decoder = Decoder()
+        self.compute = ThreadPoolExecutor(1, "compute")
+        self.batches = Batches(self.compute, self.metrics)
+        self.jobs = Jobs(settings.device, self._learnt)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Take up what an earlier server has left, and look after models and jobs until the server ends."""
+        for served in self.models.all():
+            self.jobs.restore(served)
+        await self.jobs.start()
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await self.jobs.close()
+            self.decoder.close()
+            self.compute.shutdown(wait=False, cancel_futures=True)
+
+    async def _watch(self) -> None:
+        """Load new versions of models that are in use, whoever has made them."""
+        first = True
+        while True:
+            for served in self.models.all():
+                if served.ready or (first and not self.models.can_add and served.version):
+                    with contextlib.suppress(TreeringError, OSError):
+                        await asyncio.to_thread(served.current)
+            first = False
+            await asyncio.sleep(LOOK_EVERY)
+
+    def _learnt(self, served: Served) -> None:
+        """Load a version that a job has just made."""
+        if served.ready or served.version:
+            self.later(self._load(served))
+
+    async def _load(self, served: Served) -> None:
+        with contextlib.suppress(TreeringError, OSError):
+            await asyncio.to_thread(served.current)
+
+    def later(self, doing: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the answers."""
+        task = asyncio.create_task(doing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def loaded(self, served: Served) -> Loaded:
+        """Return what answers by a model; raise HTTPException if it has learnt nothing yet."""
+        self.models.used(served)
+        found = served.ready or await asyncio.to_thread(served.current)
+        if found is None:
+            raise HTTPException(409, f"{served.name} has learnt nothing yet: teach it two classes or more")
+        return found
+
+    async def described(self, served: Served) -> schemas.Model:
+        """Return all that is told of a model."""
+        facts = await asyncio.to_thread(served.facts)
+        size = facts.size if facts else await asyncio.to_thread(served.size)
+        unknown = facts is not None and (await self.loaded(served)).limit(SHARE) is not None
+        place = address(served)
+        classes = [
+            one.model_copy(update={"exemplars": [f"{place}/exemplars/{digest}.png" for digest in one.exemplars]})
+            for one in (facts.classes if facts else [])
+        ]
+        return schemas.Model(
+            name=served.name,
+            backbone=facts.backbone if facts else None,
+            size=size,
+            version=facts.version if facts else None,
+            classes=classes,
+            steps=facts.steps if facts else [],
+            memory={"photos": facts.photos if facts else 0},
+            bytes=facts.bytes if facts else 0,
+            undo=facts.undo if facts else 0,
+            unknown=unknown,
+            tray=self.tray(served),
+            job=self.jobs.of(served),
+        )
+
+    def tray(self, served: Served) -> schemas.Tray:
+        """Return the photos that wait for a model."""
+        known, found = set(map(str, served.labels())), dict[str, list[schemas.TrayPhoto]]()
+        for number, name in served.tray.photos.items():
+            url = f"{address(served)}/tray/{number}.png"
+            found.setdefault(name, []).append(schemas.TrayPhoto(id=number, url=url))
+        classes = [schemas.TrayClass(name=name, known=name in known, photos=part) for name, part in found.items()]
+        return schemas.Tray(classes=classes, photos=len(served.tray.photos), room=served.tray.room)
+
+    async def change(self, served: Served, doing: Callable[[Path], object]) -> schemas.Model:
+        """Change a model by a function, while no job does."""
+        async with served.changing:
+            if self.jobs.of(served):
+                raise HTTPException(409, f"{served.name} is being taught: wait until the job has ended, or cancel it")
+            if served.version is None:
+                raise HTTPException(409, f"{served.name} has learnt nothing yet: teach it two classes or more")
+            await asyncio.to_thread(doing, served.path)
+            await asyncio.to_thread(served.current)
+        return await self.described(served)
+
+    async def predictions(
+        self, served: Served, photos: Sequence[Upload], top: int, share: float | None = None, nearest: int = 0
+    ) -> schemas.Predictions:
+        """Return the `top` classes of photos, whether they are unknown, and the `nearest` of the kept photos."""
+        loaded = await self.loaded(served)
+        readable = [photo.pixels for photo in photos if not isinstance(photo.pixels, str)]
+        answers = iter(await self.batches.answers(loaded, readable))
+        limit, found = loaded.limit(share), []
+        for photo in photos:
+            if isinstance(photo.pixels, str):
+                found.append(schemas.Prediction(name=photo.name, classes=[], unknown=None, error=photo.pixels))
+                continue
+            row, distance = next(answers)
+            best = np.argsort(-row, kind="stable")[:top]
+            classes = [schemas.Probability(name=loaded.teller.names[one], probability=float(row[one])) for one in best]
+            unknown = None if limit is None or distance is None else distance > limit
+            near = (await self._nearest(served, loaded, photo.pixels, row))[:nearest] if nearest else []
+            found.append(schemas.Prediction(name=photo.name, classes=classes, unknown=unknown, nearest=near))
+        return schemas.Predictions(version=loaded.name, predictions=found)
+
+    async def _nearest(self, served: Served, loaded: Loaded, pixels: np.ndarray, row: np.ndarray) -> list[schemas.Near]:
+        """Return the kept photos of the most probable classes, those that are most like a photo first."""
+        facts = await asyncio.to_thread(served.facts)
+        shown = {known.name: known.exemplars for known in facts.classes} if facts else {}
+        names = [loaded.teller.names[one] for one in np.argsort(-row)[:NAMED_WITH_EXEMPLARS]]
+        loop = asyncio.get_running_loop()
+        return [
+            schemas.Near(name=name, exemplar=f"{address(served)}/exemplars/{shown[name][rank]}.png", likeness=value)
+            for name, rank, value in await loop.run_in_executor(self.compute, loaded.likeness, pixels, names)
+            if rank < len(shown.get(name, ()))
+        ]
+
+    async def put_into_tray(self, served: Served, name: str, photos: Sequence[Upload]) -> schemas.AddedPhotos:
+        """Put the readable ones of some photos into the tray; raise HTTPException if there are none, or no room."""
+        good = [photo.pixels for photo in photos if not isinstance(photo.pixels, str)]
+        refused = [schemas.RefusedPhoto(name=p.name, error=p.pixels) for p in photos if isinstance(p.pixels, str)]
+        if not good:
+            raise HTTPException(422, f"no photo can be read: {refused[0].error}")
+        async with served.changing:
+            room = served.tray.room
+            if len(good) > room:
+                raise HTTPException(413, f"the tray has room for {room} more photos: learn what it holds first")
+            numbers = await asyncio.to_thread(served.tray.add, name, good)
+        place = f"{address(served)}/tray"
+        added = [schemas.Added(id=number, url=f"{place}/{number}.png", name=name) for number in numbers]
+        return schemas.AddedPhotos(added=added, refused=refused, tray=self.tray(served))
+
+    async def begin_job(self, served: Served, effort: schemas.Effort) -> schemas.Job:
+        """Begin to learn the photos of a tray; raise HTTPException if they are too few or too much waits already."""
+        if len(self.jobs.waiting()) >= MOST_QUEUED:
+            raise HTTPException(429, f"{MOST_QUEUED} jobs wait already: try again when one of them has ended")
+        async with served.changing:
+            waiting = served.tray.photos.values()
+            if not waiting:
+                raise HTTPException(409, "the tray is empty: put photos into it first")
+            if len({*map(str, served.labels()), *waiting}) < 2:
+                only = words.shown(next(iter(waiting)))
+                raise HTTPException(409, f"{only} is the only class: a model needs two or more, add another")
+            return await self.jobs.begin(served, effort)
+
+
+def address(served: Served) -> str:
+    """Return where a model is found."""
+    return f"/api/models/{quote(served.name, safe='')}"
+
+
+def known(served: Served, name: str) -> Hashable:
+    """Return the class of a model that is written so; raise if it knows none."""
+    label = next((label for label in served.labels() if str(label) == name), None)
+    if label is None:
+        raise HTTPException(404, f"{served.name} knows no class called {words.shown(name)}")
+    return label
