@@ -92,7 +92,7 @@ class Jobs:
         for entry in found:
             self.entries[entry.job.id] = entry
             if entry.has_ended:
-                self._put_away(entry, entry.job.state)  # a server that was killed may not have come to it
+                self._put_away(entry, entry.job)  # a server that was killed may not have come to it
             else:
                 entry.job.state, entry.job.stage = "queued", "waiting"
                 self._queue.put_nowait(entry)
@@ -270,7 +270,7 @@ class Jobs:
             job.epoch, job.epochs = said["epoch"], said["epochs"]
         elif said["kind"] == "solved":
             job.solved = _score(said["score"])
-            await asyncio.to_thread(self._write, entry, "queued")
+            await asyncio.to_thread(self._write, entry, job.model_copy(update={"state": "queued"}))
             self.learnt(entry.served)
         elif said["kind"] == "warning":
             job.warnings = [*job.warnings, said["message"]][:MOST_WARNINGS]
@@ -294,12 +294,12 @@ class Jobs:
 
     async def _end(self, entry: Entry, state: State, error: str | None = None) -> None:
         """Have a job end; photos that no model has learnt go back into the tray."""
-        job = entry.job
-        job.error, job.ended = error, datetime.now(UTC).isoformat(timespec="milliseconds")
-        job.stage, job.seconds_left = "ended", None
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        facts = {"state": state, "error": error, "ended": now, "stage": "ended", "seconds_left": None}
+        after = entry.job.model_copy(update=facts)
         async with entry.served.changing:
-            await asyncio.to_thread(self._put_away, entry, state)
-        job.state = state
+            await asyncio.to_thread(self._put_away, entry, after)
+        entry.job = after
         self.learnt(entry.served)
         ended = [entry for entry in self.entries.values() if entry.has_ended]
         for old in ended[: max(0, len(ended) - MOST_KEPT)]:
@@ -309,19 +309,18 @@ class Jobs:
         await self._tell()
 
     @staticmethod
-    def _write(entry: Entry, state: State) -> None:
+    def _write(entry: Entry, job: Job) -> None:
         """Write down how far a job is, for a server that starts."""
-        record = entry.job.model_copy(update={"state": state}).model_dump_json(by_alias=True)
         try:
-            files.write(entry.place / RECORD, record.encode())
+            files.write(entry.place / RECORD, job.model_dump_json(by_alias=True).encode())
         except OSError as error:  # then the job is learnt once more, which changes nothing
             logger.warning("the state of a job cannot be written down: %s", error.strerror or error)
 
     @classmethod
-    def _put_away(cls, entry: Entry, state: State) -> None:
+    def _put_away(cls, entry: Entry, job: Job) -> None:
         """Write down how a job ended; photos that no model has learnt go back into the tray, the others go."""
-        cls._write(entry, state)
-        if state != "done" and entry.job.solved is None:
+        cls._write(entry, job)
+        if job.state != "done" and job.solved is None:
             entry.served.tray.put_back(entry.place)
         tray.discard(entry.place)
 

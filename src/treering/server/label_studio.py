@@ -2,21 +2,26 @@
 
 A model's address there is `/label-studio/<model>`. Photos are fetched from the one Label Studio that the server was
 started with, whatever a request says. An annotation puts its photo into the tray; once no other has come for a while,
-or when Label Studio asks for training, the tray is learnt.
+or when Label Studio asks for training, the tray is learnt. Label Studio neither waits for what it tells of nor tells it
+again, so each model's events are taken note of at once and dealt with in the order in which they came.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import string
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException as BrokenAnswer
 from http.client import HTTPMessage
 from typing import IO, Annotated, Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 from xml.etree import ElementTree
 
 import numpy as np
@@ -25,7 +30,7 @@ from starlette.exceptions import HTTPException
 
 from treering import words
 from treering.errors import TreeringError
-from treering.server import schemas, uploads
+from treering.server import schemas, tray, uploads
 from treering.server.routes import Asked
 from treering.server.served import Served
 from treering.server.service import Service
@@ -37,16 +42,20 @@ QUIET = 10.0
 """The seconds without another annotation after which the tray is learnt."""
 SECONDS = 10.0
 """The seconds that fetching one photo may take."""
+PATIENCE = 60.0
+"""The seconds after which no more photos are fetched for one request; Label Studio waits 100 seconds for all."""
 AT_ONCE = 4
-MOST_TASKS = 200
-MOST_WAITING = 500
-"""The most annotations whose photos are still to be fetched."""
-LONGEST_CONFIG = 2**16
+MOST_TASKS = 500
+MOST_WAITING = tray.MOST_PHOTOS
+"""The most annotations that are still to be dealt with."""
+MOST_REMEMBERED = 10_000
+"""The most annotations whose photos are remembered."""
+LONGEST_CONFIG, LONGEST_ADDRESS = 2**16, 2**12
 FRESH = 240.0
 """The seconds for which an access token is used; Label Studio's are good for five minutes."""
 PLACES = ("/data/", "/storage-data/", "/tasks/", "/projects/")
 """Where Label Studio has the photos of tasks."""
-LEARNS = ("ANNOTATION_CREATED", "ANNOTATION_UPDATED")
+LEARNS = ("ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPDATED")
 UNTAUGHT = "untaught"
 Payload = Annotated[dict[str, Any], Body()]
 
@@ -68,13 +77,25 @@ class Config:
             if not isinstance(text, str) or len(text) > LONGEST_CONFIG or "<!" in text.replace("<!--", ""):
                 raise ValueError
             root = ElementTree.fromstring(text)
-            choices = next(root.iter("Choices"))
-            image = next(one for one in root.iter("Image") if one.get("name") == choices.get("toName"))
-            values = frozenset(one.get("value", "") for one in choices.iter("Choice"))
+            images = {one.attrib["name"]: one for one in root.iter("Image")}
+            choices = next(one for one in root.iter("Choices") if _is_of_whole(one) and one.get("toName") in images)
+            image = images[choices.attrib["toName"]]
+            values = frozenset(one.get("alias") or one.get("value") or "" for one in choices.iter("Choice"))
             return cls(choices.attrib["name"], image.attrib["name"], image.attrib["value"].lstrip("$"), values)
         except (ValueError, KeyError, StopIteration, ElementTree.ParseError):
             what = "the labelling configuration needs an <Image> and <Choices> for it"
             raise HTTPException(422, f"{what}: take Label Studio's template for image classification") from None
+
+
+@dataclass(frozen=True)
+class Said:
+    """What an annotation says of a photo."""
+
+    annotation: int
+    address: Any
+    """Where the photo is, as its task has it."""
+    name: str | None
+    """The class; None if the task was skipped, or no class or several were chosen."""
 
 
 class Photos:
@@ -89,13 +110,17 @@ class Photos:
         self._opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
 
     def content(self, address: Any) -> bytes:
-        """Return the file at an address of a task; raise OSError or ValueError if it is not this Label Studio's."""
-        if not isinstance(address, str) or len(address) > 4096 or any(ord(letter) < 33 for letter in address):
-            raise ValueError("it has no address")
-        full = urljoin(f"{self.base}/", address)
+        """Return the file at an address of a task; raise ValueError if it is not this Label Studio's, or not to be had.
+
+        Letters that have no place in an address are written as the rules for addresses want it.
+        """
+        if not isinstance(address, str) or not 0 < len(address) <= LONGEST_ADDRESS:
+            raise ValueError("its task has no address of a photo")
+        full = urljoin(f"{self.base}/", quote(address, safe=string.punctuation))
         mine, its = urlsplit(self.base), urlsplit(full)
         path = its.path.removeprefix(mine.path)
-        if (its.scheme, its.netloc) != (mine.scheme, mine.netloc) or not path.startswith(PLACES) or ".." in path:
+        is_own = (its.scheme, its.netloc) == (mine.scheme, mine.netloc) and path.startswith(PLACES)
+        if not is_own or ".." in unquote(path):
             raise ValueError("it is not a file of the Label Studio that this server was started with")
         headers = {"Authorization": self._authorization()} if self.key else {}
         return self._asked(urllib.request.Request(full, headers=headers), uploads.MOST_BYTES)
@@ -108,18 +133,28 @@ class Photos:
         if self._access is None or time.monotonic() - self._access[0] > FRESH:
             body = json.dumps({"refresh": self.key}).encode()
             headers = {"Content-Type": "application/json"}
-            asked = urllib.request.Request(f"{self.base}/api/token/refresh", body, headers)
-            self._access = time.monotonic(), str(json.loads(self._asked(asked, 2**16))["access"])
+            asked = urllib.request.Request(f"{self.base}/api/token/refresh/", body, headers)
+            try:
+                self._access = time.monotonic(), str(json.loads(self._asked(asked, 2**16))["access"])
+            except (KeyError, TypeError):
+                raise ValueError("Label Studio gives no access token for the key") from None
         return f"Bearer {self._access[1]}"
 
     def _asked(self, request: urllib.request.Request, most: int) -> bytes:
-        begun, content = time.monotonic(), b""
-        with self._opener.open(request, timeout=SECONDS) as answer:
-            while piece := answer.read1(2**16):
-                content += piece
-                if len(content) > most or time.monotonic() - begun > SECONDS:
-                    raise ValueError("it is too large, or comes too slowly")
-        return content
+        begun, content = time.monotonic(), bytearray()
+        try:
+            with self._opener.open(request, timeout=SECONDS) as answer:
+                while piece := answer.read1(2**16):
+                    content += piece
+                    if len(content) > most or time.monotonic() - begun > SECONDS:
+                        raise ValueError("it is too large, or comes too slowly")
+        except urllib.error.HTTPError as error:
+            error.close()
+            hint = ": is LABEL_STUDIO_API_KEY right?" if error.code in (401, 403) else ""
+            raise ValueError(f"Label Studio answers with status {error.code}{hint}") from None
+        except (OSError, BrokenAnswer) as error:
+            raise ValueError(f"Label Studio cannot be asked: {getattr(error, 'strerror', None) or error}") from None
+        return bytes(content)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -136,20 +171,22 @@ class Backend:
         self.service, self.photos = service, photos
         self.waiting: dict[Served, float] = {}
         """When the last annotation for a model came."""
-        self.fetching = 0
-        self.photo_of: dict[tuple[str, Any], str] = {}
-        """The photo in the tray of each annotation."""
+        self.to_do = 0
+        """How many annotations are still to be dealt with."""
+        self.photo_of: dict[tuple[str, int], str] = {}
+        """The photo that an annotation has put into the tray."""
         self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._turns: defaultdict[Served, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def pixels(self, address: Any, size: int) -> np.ndarray | str:
-        """Fetch and decode the photo of a task; return why, if it cannot be."""
+    async def pixels(self, address: Any, size: int, until: float) -> np.ndarray | str:
+        """Fetch and decode the photo of a task; return why, if it cannot be, or not in time."""
         async with self._at_once:
+            if time.monotonic() > until:
+                return "Label Studio does not wait so long: ask again for the rest"
             try:
                 content = await asyncio.to_thread(self.photos.content, address)
-            except (OSError, ValueError, KeyError) as error:
-                reason = str(error.strerror or error) if isinstance(error, OSError) else str(error)
-                logger.warning("a photo of Label Studio cannot be fetched: %s", reason)
-                return reason or "it cannot be fetched"
+            except ValueError as error:
+                return str(error)
             return await self.service.decoder.decoded(content, size)
 
     async def predict(self, served: Served, asked: dict[str, Any]) -> dict[str, Any]:
@@ -160,97 +197,136 @@ class Backend:
         config = Config.of(asked.get("label_config"))
         if served.version is None:
             return {"results": [{"result": [], "score": 0.0} for _ in tasks], "model_version": UNTAUGHT}
-        loaded = await self.service.loaded(served)
+        loaded, until = await self.service.loaded(served), time.monotonic() + PATIENCE
         photos = await asyncio.gather(
-            *(self.pixels(_address(task, config.field), loaded.teller.size) for task in tasks)
+            *(self.pixels(_address(task, config), loaded.teller.size, until) for task in tasks)
         )
         found = await self.service.predictions(
             served, [Upload(None, photo) for photo in photos], len(loaded.teller.names)
         )
+        missing = [one.error for one in found.predictions if one.error]
+        if missing:
+            logger.warning("%d of %d photos have no prediction: %s", len(missing), len(tasks), missing[0])
         results = [_result(one, config) | {"model_version": found.version} for one in found.predictions]
         return {"results": results, "model_version": found.version}
 
     def heard(self, served: Served, told: dict[str, Any]) -> None:
-        """Take note of an event of a project; what it asks for is done later, since Label Studio does not wait."""
+        """Take note of an event of a project."""
         action = told.get("action")
         if action in LEARNS:
-            if self.fetching >= MOST_WAITING:
+            said = list(_said(told))
+            if self.to_do + len(said) > MOST_WAITING:
                 raise HTTPException(429, "too many annotations wait: send this one again in a moment")
-            self.fetching += 1
-            self.service.later(self._annotated(served, told))
+            self.to_do += len(said)
+            for one in said:
+                self._in_turn(served, partial(self._annotated, served, one))
         elif action == "ANNOTATIONS_DELETED":
-            gone = [one.get("id") for one in told.get("annotations") or [] if isinstance(one, dict)]
-            self.service.later(self._deleted(served, gone))
+            gone = [one["id"] for one in _objects(told.get("annotations")) if isinstance(one.get("id"), int)]
+            self._in_turn(served, partial(self._take_out, served, gone))
         elif action == "START_TRAINING":
             self.train(served)
 
     def train(self, served: Served) -> None:
-        """Learn the tray now."""
-        self.waiting.pop(served, None)
-        self.service.later(self._learn(served, "usual"))
+        """Learn the tray as soon as the photos of all annotations so far are in it."""
+        self._in_turn(served, partial(self._learn, served, "usual"))
 
-    async def _annotated(self, served: Served, told: dict[str, Any]) -> None:
+    def _in_turn(self, served: Served, doing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do something when all that came before it for this model is done."""
+
+        async def done() -> None:
+            async with self._turns[served]:
+                try:
+                    await doing()
+                except HTTPException as error:
+                    logger.warning("%s does not do what Label Studio tells: %s", served.name, error.detail)
+                except (OSError, TreeringError) as error:
+                    logger.warning("%s cannot do what Label Studio tells: %s", served.name, error)
+
+        self.service.later(done())
+
+    async def _annotated(self, served: Served, said: Said) -> None:
+        """Have the tray hold the photo of an annotation as what it is now said to be, or not at all."""
         try:
-            annotation, task = told.get("annotation"), told.get("task")
-            config = (told.get("project") or {}).get("label_config")
-            chosen = _chosen(annotation, Config.of(config) if config else None)
-            if chosen is None or not isinstance(annotation, dict):
-                return
-            field, name = chosen
-            size = await asyncio.to_thread(served.size)
-            photo = await self.pixels(_address(task, field), size)
-            await self._deleted(served, [annotation.get("id")])
-            added = await self.service.put_into_tray(served, uploads.require_name(name), [Upload(None, photo)])
-            self.photo_of[served.name, annotation.get("id")] = added.added[0].id
-            self.waiting[served] = came = time.monotonic()
-            self.service.later(self._learn_after(served, came))
-        except HTTPException as error:
-            logger.warning("an annotation is left out: %s", error.detail)
+            await self._take_out(served, [said.annotation])
+            if said.name is not None:
+                await self._put(served, said, said.name)
         finally:
-            self.fetching -= 1
+            self.to_do -= 1
 
-    async def _deleted(self, served: Served, annotations: Iterable[Any]) -> None:
+    async def _put(self, served: Served, said: Said, name: str) -> None:
+        """Put the photo of an annotation into the tray, to be learnt when no other comes for a while."""
+        size = await asyncio.to_thread(served.size)
+        photo = await self.pixels(said.address, size, time.monotonic() + PATIENCE)
+        added = await self.service.put_into_tray(served, uploads.require_name(name), [Upload(None, photo)])
+        self.photo_of[served.name, said.annotation] = added.added[0].id
+        if len(self.photo_of) > MOST_REMEMBERED:
+            del self.photo_of[next(iter(self.photo_of))]
+        self.waiting[served] = came = time.monotonic()
+        self.service.later(self._learn_after(served, came))
+
+    async def _take_out(self, served: Served, annotations: Sequence[int]) -> None:
         """Take the photos of annotations out of the tray, if they are still there."""
-        keys = [(served.name, one) for one in annotations if isinstance(one, int | str)]
+        keys = [(served.name, one) for one in annotations]
         gone = [self.photo_of.pop(key) for key in keys if key in self.photo_of]
         async with served.changing:
-            await asyncio.to_thread(served.tray.remove, [one for one in gone if one in served.tray.photos])
+            if there := [one for one in gone if one in served.tray.photos]:
+                await asyncio.to_thread(served.tray.remove, there)
 
     async def _learn_after(self, served: Served, came: float) -> None:
         await asyncio.sleep(QUIET)
         if self.waiting.get(served) == came:
-            del self.waiting[served]
-            await self._learn(served, "fast")
+            self._in_turn(served, partial(self._learn, served, "fast"))
 
     async def _learn(self, served: Served, effort: schemas.Effort) -> None:
-        try:
-            await self.service.begin_job(served, effort)
-        except HTTPException as error:
-            logger.warning("%s is not taught yet: %s", served.name, error.detail)
+        self.waiting.pop(served, None)
+        await self.service.begin_job(served, effort)
 
 
-def _address(task: Any, field: str) -> Any:
+def _is_of_whole(choices: ElementTree.Element) -> bool:
+    """Return whether choices are made for a photo as a whole, not for regions of it."""
+    return choices.get("perRegion", "false").lower() != "true"
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list, or an object alone."""
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
+
+
+def _address(task: Any, config: Config) -> Any:
     data = task.get("data") if isinstance(task, dict) else None
-    return data.get(field) if isinstance(data, dict) else None
+    return data.get(config.field) if isinstance(data, dict) else None
 
 
-def _chosen(annotation: Any, config: Config | None) -> tuple[str, str] | None:
-    """Return the field of the task that holds the photo, and the class that was chosen for it."""
-    results = annotation.get("result") if isinstance(annotation, dict) else None
-    for one in results if isinstance(results, list) else ():
-        if not isinstance(one, dict) or one.get("type") != "choices":
-            continue
-        if config and one.get("from_name") != config.from_name:
-            continue
+def _said(told: dict[str, Any]) -> Iterator[Said]:
+    """Yield what the annotations of an event say; raise HTTPException if their project does not classify photos."""
+    project = told.get("project")
+    config = Config.of(project.get("label_config") if isinstance(project, dict) else None)
+    tasks = {task["id"]: task for task in _objects(told.get("task")) if isinstance(task.get("id"), int)}
+    for one in _objects(told.get("annotation")):
+        number, task = one.get("id"), one.get("task")
+        if isinstance(number, int) and isinstance(task, int) and task in tasks:
+            yield Said(number, _address(tasks[task], config), _chosen(one, config))
+
+
+def _chosen(annotation: dict[str, Any], config: Config) -> str | None:
+    """Return the one class that an annotation gives the photo; None if the task was skipped, or there is no such."""
+    if annotation.get("was_cancelled"):
+        return None
+    found: list[Any] = []
+    for one in _objects(annotation.get("result")):
         value = one.get("value")
-        choices = value.get("choices") if isinstance(value, dict) else None
-        if isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], str):
-            return config.field if config else str(one.get("to_name")), choices[0]
-    return None
+        if one.get("type") == "choices" and one.get("from_name") == config.from_name and isinstance(value, dict):
+            found += value["choices"] if isinstance(value.get("choices"), list) else []
+    return found[0] if len(found) == 1 and isinstance(found[0], str) else None
 
 
 def _result(found: schemas.Prediction, config: Config) -> dict[str, Any]:
-    """Return a prediction as Label Studio shows it: nothing if the photo is unknown or of no class of the project."""
+    """Return a prediction as Label Studio shows it: nothing if the photo is unknown or of no class of the project.
+
+    Without a `result`, Label Studio writes the error into its log, and asks again another time.
+    """
+    if found.error:
+        return {"error": found.error}
     best = next((one for one in found.classes if one.name in config.choices), None)
     if best is None or found.unknown:
         return {"result": [], "score": 0.0}

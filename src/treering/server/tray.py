@@ -1,7 +1,7 @@
 """The photos of a model that wait to be learnt, and those of its jobs, in a folder of the user's own.
 
 They lie outside the model's folder, which may come from a stranger. Each is a PNG file of the model's size under a
-random name; `index.json` tells their classes. A crash leaves the tray as it was before or after a change.
+name of the tray's own; `index.json` tells their classes. A crash leaves the tray as it was before or after a change.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 import secrets
 import shutil
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,7 +79,8 @@ class Tray:
 
     def add(self, class_name: str, images: Sequence[np.ndarray]) -> list[str]:
         """Put photos N x N x 3 into the tray; return their names."""
-        names = [secrets.token_hex(16) for _ in images]
+        begin = time.time_ns()  # photos are learnt in the order in which they came
+        names = [f"{begin + number:016x}{secrets.token_hex(8)}" for number in range(len(images))]
         self.place.mkdir(PRIVATE, parents=True, exist_ok=True)
         for name, image in zip(names, images, strict=True):
             files.write(self.place / f"{name}.png", pictures.encode(torch.tensor(image).movedim(-1, 0)), flushed=False)

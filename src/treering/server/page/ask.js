@@ -3,15 +3,15 @@
 import { call } from "./api.js";
 import { Camera } from "./camera.js";
 import { chosenFiles, mayBePhoto } from "./files.js";
-import { byId, button, node, speaker, tried } from "./nodes.js";
 import { classNamed, here, isLearnt, pointAt, shown } from "./model.js";
+import { byId, keep, node, speaker, tried } from "./nodes.js";
 import { number, percent, say } from "./words.js";
 
 const PAUSE = 250; // milliseconds at least between two questions of the camera
 const KEPT = 8; // answers that can be looked at again
 const answers = [];
 let current = null;
-let openClass, teachPhoto, camera, speak;
+let openClass, camera, speak;
 
 /** Ask for one photo; what refuses it is told at its place. */
 async function ask(photo) {
@@ -21,24 +21,36 @@ async function ask(photo) {
   return answer;
 }
 
-/** Ask for files one after the other, and show the last answer. */
+/** Ask for files one after the other; the last answer is shown, and the others are at hand below it. */
 export async function askFiles(files) {
-  const trouble = byId("ask-error");
   camera.close();
-  for (const { file } of files) {
-    await tried(trouble, async () => {
-      if (!isLearnt()) throw new Error(say("askNothing"));
-      if (!mayBePhoto(file)) throw new Error(`${file.name}: ${say("notPhoto")}`);
+  await tried(byId("ask-error"), async () => {
+    const refused = [];
+    if (!isLearnt()) throw new Error(say("askNothing"));
+    byId("ask").classList.add("thinking");
+    for (const { file } of files) {
       const asked = { photo: file, url: URL.createObjectURL(file), answer: null };
       preview(asked.url);
-      byId("ask").classList.add("thinking");
-      asked.answer = await ask(file).finally(() => byId("ask").classList.remove("thinking"));
-      answers.unshift(asked);
-      for (const old of answers.splice(KEPT)) URL.revokeObjectURL(old.url);
-      show(asked);
-    });
-    if (trouble.textContent) byId("answer").hidden = true;
-  }
+      try {
+        if (!mayBePhoto(file)) throw new Error(say("notPhoto"));
+        asked.answer = await ask(file);
+        remember(asked);
+      } catch (error) {
+        refused.push(files.length > 1 ? `${file.name}: ${error.message}` : error.message);
+        current = null;
+        paint();
+      }
+    }
+    byId("ask").classList.remove("thinking");
+    if (refused.length) throw new Error(refused.join(" "));
+  });
+}
+
+function remember(asked) {
+  asked.url ??= URL.createObjectURL(asked.photo);
+  answers.unshift(asked);
+  for (const old of answers.splice(KEPT)) URL.revokeObjectURL(old.url);
+  show(asked);
 }
 
 function preview(url) {
@@ -50,43 +62,60 @@ function preview(url) {
 function show(asked) {
   current = asked;
   if (asked.url) preview(asked.url);
-  paintAnswer();
-  paintBefore();
+  paint();
 }
 
-function paintAnswer() {
+/** A bar of the answer; the live camera renews it in place. */
+function drawBar() {
+  const name = node("button", { type: "button", class: "plain", onmouseleave: () => pointAt(null) });
+  const share = node("span", { class: "share" }), bar = node("span", { class: "bar" });
+  const item = node("li", {}, name, share, node("span", { class: "track" }, bar));
+  name.addEventListener("click", () => openClass(item.dataset.class));
+  name.addEventListener("mouseenter", () => pointAt(item.dataset.class));
+  item.renew = (guess) => {
+    item.dataset.class = name.textContent = guess.name;
+    share.textContent = percent(guess.probability);
+    bar.style.width = `${100 * guess.probability}%`;
+  };
+  return item;
+}
+
+function drawNear() {
+  const image = node("img"), caption = node("figcaption", { "aria-hidden": "true" });
+  const figure = node("figure", {}, image, caption);
+  figure.renew = (near) => {
+    image.src = near.exemplar;
+    image.alt = say("likeness", { name: near.class, n: number(near.likeness, 2) });
+    caption.textContent = near.class;
+  };
+  return figure;
+}
+
+const drawAsked = ({ asked }) => node("button", { type: "button", class: "plain", onclick: () => show(asked),
+  "aria-label": asked.answer.unknown ? say("isUnknown") : asked.answer.classes[0].name }, node("img", { src: asked.url, alt: "" }));
+
+function paint() {
   byId("answer").hidden = !current;
+  byId("asked-before").hidden = answers.length < 2;
+  keep(byId("asked-strip"), answers.map((asked) => ({ url: asked.url, asked })), drawAsked, ({ url }) => url);
+  [...byId("asked-strip").children].forEach((choice, at) => choice.setAttribute("aria-pressed", answers[at] === current));
   if (!current) return;
   const { classes, unknown, nearest } = current.answer;
-  const best = classes[0];
-  const certain = percent(best.probability);
-  const verdict = unknown ? say("isUnknown") : say("verdict", { name: best.name, percent: certain });
-  const likely = say("mostLike", { name: best.name, percent: certain });
-  byId("verdict").textContent = unknown ? verdict : best.name;
-  byId("answer").dataset.class = unknown ? "" : best.name;
-  byId("unknown").hidden = !unknown;
-  byId("unknown").textContent = unknown ? likely : "";
-  byId("answer-bars").replaceChildren(...classes.map(({ name, probability }) => {
-    const bar = node("span", { class: "bar" });
-    bar.style.width = `${100 * probability}%`;
-    return node("li", { "data-class": name },
-      node("button", { type: "button", class: "plain", onclick: () => openClass(name), onmouseenter: () => pointAt(name), onmouseleave: () => pointAt(null) }, name),
-      node("span", { class: "share" }, percent(probability)), node("span", { class: "track" }, bar));
-  }));
-  byId("nearest").replaceChildren(...(nearest?.length ? [node("h3", {}, say("nearest")), node("div", { class: "strip" }, ...nearest.map((near) =>
-    node("figure", {}, node("img", { src: near.exemplar, alt: say("likeness", { name: near.class, n: number(near.likeness, 2) }), loading: "lazy" }),
-      node("figcaption", { "aria-hidden": "true" }, near.class))))] : []));
-  if (current.photo) byId("nearest").append(button(say("teachThis"), () => teachPhoto(current.photo), { class: "quiet" }));
+  const best = { name: classes[0].name, percent: percent(classes[0].probability) };
   byId("answer").classList.toggle("is-unknown", Boolean(unknown));
-  shown.answered = unknown ? null : best.name;
-  pointAt(null);
-  speak(unknown ? `${verdict}. ${likely}` : verdict);
-}
-
-function paintBefore() {
-  byId("asked-before").replaceChildren(...(answers.length > 1 ? [node("h3", {}, say("askedBefore")), node("div", { class: "strip small" }, ...answers.map((asked) =>
-    node("button", { type: "button", class: "plain", "aria-pressed": String(asked === current), onclick: () => show(asked),
-      "aria-label": asked.answer.unknown ? say("isUnknown") : asked.answer.classes[0].name }, node("img", { src: asked.url, alt: "" }))))] : []));
+  byId("verdict").textContent = unknown ? say("isUnknown") : best.name;
+  byId("unknown").hidden = !unknown;
+  byId("unknown").textContent = unknown ? say("mostLike", best) : "";
+  const numbered = (items) => items.map((item, at) => ({ ...item, at }));
+  keep(byId("answer-bars"), numbered(classes), drawBar, ({ at }) => at);
+  keep(byId("nearest"), numbered(nearest ?? []), drawNear, ({ at }) => at);
+  byId("nearest-title").hidden = !nearest?.length;
+  const answered = unknown ? null : best.name;
+  if (shown.answered !== answered) {
+    shown.answered = answered;
+    pointAt(null);
+  }
+  speak(unknown ? `${say("isUnknown")}. ${say("mostLike", best)}` : say("verdict", best));
 }
 
 /** Ask again as soon as the last answer came, for as long as the camera is on. */
@@ -114,14 +143,15 @@ function forgetAnswers() {
 /** Start the part of the page that asks. */
 export function startAsk(whenChanged, open, teach) {
   let asked = null;
-  [openClass, teachPhoto, speak] = [open, teach, speaker(byId("said"))];
+  [openClass, speak] = [open, speaker(byId("said"))];
   camera = new Camera(byId("ask-video"), byId("ask-camera"), byId("ask-error"), "cameraLive", (isOn) => {
     byId("ask-drop").classList.toggle("full", isOn || !byId("asked").hidden);
     if (isOn) {
       byId("asked").hidden = true;
       askLive();
-    }
+    } else if (current && !current.url) remember(current); // the last picture stays to be looked at
   });
+  byId("teach-this").addEventListener("click", () => teach(current.photo));
   byId("ask-choose").addEventListener("click", () => byId("ask-files").click());
   byId("ask-files").addEventListener("change", ({ target }) => {
     askFiles(chosenFiles(target));
@@ -133,7 +163,6 @@ export function startAsk(whenChanged, open, teach) {
     for (const id of ["ask-choose", "ask-camera"]) byId(id).disabled = !isLearnt();
     byId("ask-drop").querySelector(".invitation").textContent = say(isLearnt() ? "askHint" : "askNothing");
     if (current && !current.answer.classes.every(({ name }) => classNamed(name))) current = shown.answered = null; // undone or forgotten
-    paintAnswer();
-    paintBefore();
+    paint();
   });
 }

@@ -17,7 +17,9 @@ const ORDERS = {
   weak: (a, b) => accuracy(a) - accuracy(b),
 };
 
-const exemplar = (url, name, n) => node("img", { src: url, alt: n ? say("exemplar", { n, name }) : "", loading: "lazy", decoding: "async" });
+/** An exemplar; without a number it is an ornament beside its class's name. */
+const exemplar = (url, name, n) =>
+  node("img", { src: url, alt: n ? say("exemplar", { n, name }) : "", loading: "lazy", decoding: "async" });
 
 function drawCard(known) {
   const last = latest(known) && withInterval(latest(known));
@@ -25,9 +27,11 @@ function drawCard(known) {
   return node("li", { "data-class": known.name, "data-step": known.step },
     node("button", {
       type: "button", class: "plain", onclick: () => openClass(known.name),
-      onmouseenter: () => pointAt(known.name), onmouseleave: () => pointAt(null), onfocus: () => pointAt(known.name), onblur: () => pointAt(null),
+      onmouseenter: () => pointAt(known.name), onmouseleave: () => pointAt(null),
+      onfocus: () => pointAt(known.name), onblur: () => pointAt(null),
     },
-    node("span", { class: "print" }, first ? exemplar(first, known.name) : null, node("span", { class: "others" }, ...others.map((url) => exemplar(url, known.name)))),
+    node("span", { class: "print" }, first && exemplar(first),
+      node("span", { class: "others" }, ...others.map((url) => exemplar(url)))),
     node("span", { class: "name" }, known.name),
     node("span", { class: "facts" }, say("step", { n: known.step }), " · ", photos(known.photos)),
     known.lost && node("span", { class: "badge lost" }, say("lost")),
@@ -47,11 +51,14 @@ function paintCards(model) {
 
 /** The accuracy by step as a curve in its band of intervals. */
 function drawCourse(points) {
-  const width = 100 * Math.max(1, points.length - 1), x = (i) => 30 + (points.length > 1 ? (width * i) / (points.length - 1) : width / 2), y = (p) => 110 - p;
+  const width = 300;
+  const x = (i) => 45 + ((width - 30) * i) / (points.length - 1), y = (p) => 110 - p;
   const path = (values) => values.map(([i, p]) => `${x(i)} ${y(p)}`).join("L");
   const each = (key) => points.map((p, i) => [i, p[key]]);
-  return drawn("svg", { class: "course", viewBox: `0 0 ${width + 60} 132`, "aria-hidden": "true" },
-    ...[0, 50, 100].flatMap((p) => [drawn("path", { class: "rule", d: `M26 ${y(p)}H${width + 40}` }), drawn("text", { x: 0, y: y(p) + 4 }, String(p))]),
+  return drawn("svg", { class: "course", viewBox: `0 0 ${width + 40} 132`, "aria-hidden": "true" },
+    ...[0, 50, 100].flatMap((p) => [
+      drawn("path", { class: "rule", d: `M26 ${y(p)}H${width + 30}` }),
+      drawn("text", { x: 0, y: y(p) + 4 }, String(p))]),
     drawn("path", { class: "range", d: `M${path(each("low"))}L${path(each("high").reverse())}Z` }),
     drawn("path", { class: "curve", d: `M${path(each("percent"))}` }),
     ...points.flatMap((p, i) => [
@@ -64,9 +71,11 @@ function drawAccuracy(known) {
   const points = known.course.filter((p) => p.images > 0).map((p) => ({ ...withInterval(p), step: p.step }));
   if (!points.length) return [node("p", { class: "hint" }, say("noCourse"))];
   return [
-    drawCourse(points),
+    points.length > 1 ? drawCourse(points) : drawInterval(points[0]),
     node("ul", { class: "by-step" }, ...points.map((p) => node("li", {}, node("b", {}, say("step", { n: p.step })), ` ${score(p)}`))),
-    node("p", { class: known.lost ? "error" : "good" }, known.lost ? say("itLost", { before: score(known.lost.before), after: score(known.lost.after) }) : say("notLost")),
+    known.lost
+      ? node("p", { class: "error" }, say("itLost", { before: score(known.lost.before), after: score(known.lost.after) }))
+      : node("p", { class: "good" }, say("notLost")),
   ];
 }
 
@@ -81,11 +90,13 @@ async function change(path, body, openAfter) {
 
 async function merge(gone) {
   const kept = byId("merge-into").value;
-  if (await confirmed(say("mergeAsk", { gone, kept }), say("mergeDetail", { gone, kept }), say("merge"))) await change("/merge", { kept, gone }, kept);
+  const agreed = await confirmed(say("mergeAsk", { gone, kept }), say("mergeDetail", { gone, kept }), say("merge"));
+  if (agreed) await change("/merge", { kept, gone }, kept);
 }
 
 async function forget(name) {
-  if (await confirmed(say("forgetAsk", { name }), say("forgetDetail"), say("forget"))) await change("/forget", { classes: [name] }, null);
+  const agreed = await confirmed(say("forgetAsk", { name }), say("forgetDetail"), say("forget"));
+  if (agreed) await change("/forget", { classes: [name] }, null);
 }
 
 function drawChanges({ name }) {
@@ -100,7 +111,7 @@ function drawChanges({ name }) {
     isLearning() && node("p", { class: "hint" }, say("busy")),
     node("form", { onsubmit: rename },
       node("label", { for: "new-name" }, say("newName")),
-      node("input", { id: "new-name", value: name, maxlength: 200, required: true, autocomplete: "off" }),
+      node("input", { id: "new-name", value: name, maxlength: 100, required: true, autocomplete: "off" }),
       node("button", { id: "rename" }, say("rename"))),
     others.length > 0 && node("div", { class: "row" },
       node("label", { for: "merge-into" }, say("mergeInto")),
@@ -122,9 +133,11 @@ function paintClass() {
   dialog.madeFrom = from;
   dialog.dataset.class = name;
   dialog.replaceChildren(
-    node("header", {}, node("h2", { id: "class-title" }, name), button("×", () => dialog.close(), { class: "plain close", id: "close", "aria-label": say("close") })),
+    node("header", {}, node("h2", { id: "class-title" }, name),
+      button("×", () => dialog.close(), { class: "plain close", id: "close", "aria-label": say("close") })),
     node("p", { class: "facts" }, say("classFacts", { step, photos: photos(count), kept })),
-    node("div", { class: "exemplars", role: "group", "aria-label": say("exemplars") }, ...known.exemplars.map((url, at) => exemplar(url, name, at + 1))),
+    node("div", { class: "exemplars", role: "group", "aria-label": say("exemplars") },
+      ...known.exemplars.map((url, at) => exemplar(url, name, at + 1))),
     node("h3", {}, say("course")), ...drawAccuracy(known),
     node("p", {}, button(say("teachMore"), () => { dialog.close(); teachMore(name); }, { class: "leaf" })),
     drawChanges(known));
@@ -156,7 +169,8 @@ export function startClasses(whenChanged, teach) {
   });
   dialog.addEventListener("close", () => {
     opened = null;
-    if (document.activeElement !== document.body) return; // the browser led the focus back to what opened the sheet
+    const focused = document.activeElement;
+    if (focused && focused !== document.body && !dialog.contains(focused)) return; // it is back at what opened the sheet
     const card = [...byId("class-list").children].find((one) => one.dataset.class === dialog.dataset.class);
     (card?.querySelector("button") ?? byId("filter")).focus();
   });

@@ -33,7 +33,9 @@ export async function filesOf(transfer) {
 
 /** Return the files of a file input, each as {file, folder}. */
 export const chosenFiles = (input) =>
-  [...input.files].filter((file) => !CLUTTER.test(file.name)).map((file) => inFolder(file, file.webkitRelativePath.split("/").at(-2) ?? null));
+  [...input.files]
+    .filter((file) => !CLUTTER.test(file.name))
+    .map((file) => inFolder(file, file.webkitRelativePath.split("/").at(-2) ?? null));
 
 /** Whether a file may be a photo: one whose type is not known is for the server to judge. */
 export const mayBePhoto = (file) => !file.type || file.type.startsWith("image/");

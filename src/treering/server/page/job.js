@@ -64,14 +64,16 @@ function factsOf(job) {
   ].filter(Boolean).join(" · ") || list(Object.keys(job.classes));
 }
 
-const remarks = (warnings) => warnings.length > 0 && node("ul", { class: "warnings", lang: "en" }, ...warnings.map((text) => node("li", {}, text)));
+const drawWarnings = (warnings) => node("ul", { lang: "en" }, ...warnings.map((text) => node("li", {}, text)));
 
 /** The panel of a job that runs; its texts are renewed in place, so that its button can be pressed at any moment. */
 function drawRunning(place, id) {
-  const title = node("h3"), bar = node("progress"), facts = node("p", { class: "facts" }), solved = node("p", { class: "good" }), warned = node("div");
+  const title = node("h3"), bar = node("progress"), facts = node("p", { class: "facts" });
+  const solved = node("p", { class: "good" }), warned = node("div"), parts = [title, bar, facts, solved, warned];
   const trouble = node("p", { class: "error", role: "alert" });
   const cancel = () => tried(trouble, async () => show(await call("DELETE", `/api/jobs/${encodeURIComponent(id)}`)));
-  place.replaceChildren(node("div", { class: "running", "aria-live": "off" }, title, bar, facts, solved, warned), button(say("cancel"), cancel, { id: "cancel" }), trouble);
+  const watched = node("div", { class: "running", "aria-live": "off" }, ...parts); // it is spoken in `said`, less often
+  place.replaceChildren(watched, button(say("cancel"), cancel, { id: "cancel" }), trouble);
   return (job) => {
     title.textContent = stageOf(job);
     bar.setAttribute("aria-label", title.textContent);
@@ -79,14 +81,15 @@ function drawRunning(place, id) {
     else bar.removeAttribute("value");
     facts.textContent = factsOf(job);
     solved.textContent = job.solved ? say("solved", { score: score(job.solved) }) : "";
-    if (warned.childElementCount !== job.warnings.length) warned.replaceChildren(...job.warnings.map((text) => node("p", { class: "facts", lang: "en" }, text)));
+    if (job.warnings.length) warned.replaceChildren(drawWarnings(job.warnings));
     speak(`${title.textContent} ${job.total ? number((100 * job.done) / job.total) + " %" : ""}. ${solved.textContent}`);
   };
 }
 
 function drawEnded(place, job) {
   const result = job.result ?? { lost: [], confused: [], needy: [] };
-  const learnt = job.state === "done" && job.result;
+  const title = job.state === "done" && job.result
+    ? say("done", { time: duration(result.seconds), classes: list(Object.keys(job.classes)) }) : say(job.state);
   const notes = [
     ...result.lost.map((l) => say("lostClass", { name: l.class, before: score(l.before), after: score(l.after) })),
     ...result.confused.map(({ first, second, times }) => say("confused", { first, second, n: times })),
@@ -94,11 +97,11 @@ function drawEnded(place, job) {
     result.trained && say(result.trained),
   ].filter(Boolean);
   place.replaceChildren(...[
-    node("h3", {}, learnt ? say("done", { time: duration(result.seconds), classes: list(Object.keys(job.classes)) }) : say(job.state)),
+    node("h3", {}, title),
     job.error && node("p", { class: "error", lang: "en" }, job.error),
     job.result && drawScores(result),
     notes.length > 0 && node("ul", {}, ...notes.map((note) => node("li", {}, note))),
-    remarks(job.warnings),
+    job.warnings.length > 0 && drawWarnings(job.warnings),
     button(say("dismiss"), () => {
       dismissJob();
       byId("class-name").focus();

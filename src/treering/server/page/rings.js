@@ -45,7 +45,8 @@ const round = (at) => `M${line(at, 0, 2 * Math.PI)}Z`;
 function layout(model, job) {
   const rings = model.steps.map(({ step }) => ({ step, arcs: model.classes.filter((c) => c.step === step) }));
   const last = rings.at(-1);
-  if (isLearning() && job.solved && model.steps.at(-1)?.new_classes.every((name) => name in job.classes)) last.growing = true; // it is saved already
+  const isSaved = job?.solved && model.steps.at(-1)?.new_classes.every((name) => name in job.classes);
+  if (isLearning() && isSaved) last.growing = true;
   else if (isLearning()) {
     const fresh = Object.keys(job.classes).filter((name) => !classNamed(name)).length;
     rings.push({ step: (last?.step ?? 0) + 1, arcs: [], count: fresh, growing: true });
@@ -71,18 +72,29 @@ const described = (known) => {
   return say("arc", { name: known.name, step: known.step, score: last ? score(withInterval(last)) : photos(known.photos) });
 };
 
+/** Draw the focus above all arcs, since an arc's own edge is half hidden by its neighbours. */
+const outline = (d) => byId("rings").querySelector(".outline")?.setAttribute("d", d);
+
 /** A class's arc, with its name on it where there is room. */
 function drawArc(ring, known, at, open) {
   const random = numbers(ring.step * 1000 + at);
-  const from = ring.step * GOLDEN + (2 * Math.PI * at) / ring.arcs.length, to = from + (2 * Math.PI) / ring.arcs.length;
+  const width = (2 * Math.PI) / ring.arcs.length;
+  const from = ring.step * GOLDEN + width * at, to = from + width;
   const shape = drawn("path", { class: "wood", d: band(ring.inner, ring.outer, from, to) });
   shape.style.setProperty("--tone", `${Math.round(15 + 70 * random())}%`);
   const arc = drawn("g", {
-    class: known.lost ? "arc lost" : "arc", role: "button", tabindex: -1, "data-class": known.name, "data-step": ring.step,
+    class: ["arc", known.lost && "lost", ring.growing && "growing"].filter(Boolean).join(" "), role: "button", tabindex: -1, "data-class": known.name, "data-step": ring.step,
     "aria-label": described(known) + (known.lost ? ", " + say("lost") : ""),
     onclick: () => open(known.name),
     onmouseenter: () => pointAt(known.name), onmouseleave: () => pointAt(null),
-    onfocus: () => pointAt(known.name), onblur: () => pointAt(null),
+    onfocus: () => {
+      pointAt(known.name);
+      outline(arc.matches(":focus-visible") ? shape.getAttribute("d") : "");
+    },
+    onblur: () => {
+      pointAt(null);
+      outline("");
+    },
   }, shape);
   arc.middle = (from + to) / 2;
   arc.regrow = (outer) => shape.setAttribute("d", band(ring.inner, outer, from, to));
@@ -101,17 +113,17 @@ function writeName(ring, name, from, to, id) {
   const track = between(ring.inner, ring.outer, turned ? 0.6 : 0.42);
   const spoke = [0.06, 0.98].map((share) => line(between(ring.inner, ring.outer, share), middle, middle).split("L")[0]);
   const path = isAlong ? line(track, turned ? to : from, turned ? from : to) : (turned ? spoke.reverse() : spoke).join("L");
-  return [
-    drawn("path", { id, class: "track", d: `M${path}` }),
-    drawn("text", { "aria-hidden": "true", dy: isAlong ? 0 : 4 }, drawn("textPath", { href: `#${id}`, startOffset: "50%" }, name.length > letters ? name.slice(0, letters - 1).trimEnd() + "…" : name)),
-  ];
+  const text = name.length > letters ? name.slice(0, letters - 1).trimEnd() + "…" : name;
+  const written = drawn("textPath", { href: `#${id}`, startOffset: "50%" }, text);
+  return [drawn("path", { id, class: "track", d: `M${path}` }), drawn("text", { "aria-hidden": "true", dy: isAlong ? 0 : 4 }, written)];
 }
 
 /** The fine lines within a ring. */
 function drawGrain(ring) {
   const random = numbers(ring.step + 77);
   const count = Math.min(9, Math.floor(ring.thickness / 6));
-  const lines = Array.from({ length: count }, (_, i) => round(between(ring.inner, ring.outer, (i + 0.4 + random() * 0.7) / (count + 0.4))));
+  const share = (i) => (i + 0.4 + random() * 0.7) / (count + 0.4);
+  const lines = Array.from({ length: count }, (_, i) => round(between(ring.inner, ring.outer, share(i))));
   return drawn("path", { class: "grain", d: lines.join("") });
 }
 
@@ -123,6 +135,8 @@ function drawSeed() {
     drawn("path", { class: "sprout", d: "M250 208c0-20 3-34 12-46m-11 26c-14-1-25-9-28-22 15-1 26 7 28 22zm9-24c2-15 13-25 30-25-1 16-13 27-30 25z" }));
 }
 
+// How far the ring is grown at the beginning and the end of each stage of a job.
+const GROWTH = { reading: [0.05, 0.3], solving: [0.3, 0.4], training: [0.4, 0.95], saving: [0.95, 1], ended: [1, 1] };
 let rings = [];
 let grown = { job: null, share: 0 };
 
@@ -131,8 +145,9 @@ function grow(job) {
   const ring = rings.at(-1);
   const svg = byId("rings").querySelector("svg");
   if (!ring?.growing || !svg) return;
-  if (grown.job !== job.id) grown = { job: job.id, share: 0.06 };
-  grown.share = Math.max(grown.share, job.total ? Math.min(1, job.done / job.total) : 0);
+  if (grown.job !== job.id) grown = { job: job.id, share: 0.05 };
+  const [start, end] = GROWTH[job.stage] ?? [0, 0];
+  grown.share = Math.max(grown.share, start + (end - start) * (job.total ? Math.min(1, job.done / job.total) : 0));
   const outer = between(ring.inner, ring.outer, grown.share);
   svg.querySelector(".cambium").setAttribute("d", band(ring.inner, outer, 0, 2 * Math.PI));
   svg.querySelector(".bark").setAttribute("d", bark(outer, ring.step));
@@ -169,39 +184,44 @@ function describe(model) {
   const steps = say("nSteps", { n: model.steps.length });
   const known = classNamed(shown.pointed);
   if (known) return described(known);
-  if (isLearnt()) return say("treeCaption", { classes: classes(model.classes.length), steps, photos: photos(model.memory.photos), bytes: bytes(model.bytes) });
+  const size = { photos: photos(model.memory.photos), bytes: bytes(model.bytes) };
+  if (isLearnt()) return say("treeCaption", { classes: classes(model.classes.length), steps, ...size });
   return say(rings.length ? "seedGrows" : "seed");
+}
+
+function drawTree(model, open) {
+  const arcs = rings.flatMap((ring) => ring.arcs.map((known, at) => drawArc(ring, known, at, open)));
+  const done = rings.filter((ring) => !ring.growing), outermost = rings.at(-1);
+  const label = say("ringsLabel", { classes: classes(model.classes.length), steps: say("nSteps", { n: model.steps.length }) });
+  arcs[0]?.setAttribute("tabindex", 0);
+  return drawn("svg", { viewBox: "0 0 500 500", role: "group", "aria-label": label, onkeydown: move },
+    drawn("pattern", { id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(40)" },
+      drawn("rect", { width: 7, height: 7 }), drawn("path", { d: "M0 0V7" })),
+    outermost.growing && drawn("path", { class: "goal", d: round(outermost.outer) }),
+    drawn("path", { class: "bark", d: bark(outermost.outer, outermost.step) }),
+    drawn("path", { class: "cambium" }),
+    ...done.filter((ring) => !ring.arcs.length).map(({ inner, outer }) =>
+      drawn("path", { class: "wood", d: band(inner, outer, 0, 2 * Math.PI) })),
+    ...arcs,
+    ...done.flatMap((ring) => [drawGrain(ring), drawn("path", { class: "latewood", d: round(ring.outer) })]),
+    drawn("path", { class: "pith", d: round(edge(PITH, 0, 1)) }),
+    drawn("path", { class: "outline", d: "" }));
 }
 
 let drawnFrom = null;
 
 function paint(model, job, open) {
-  const learning = isLearning();
-  const from = [document.documentElement.lang, model.name, model.version, learning && job.id, Boolean(learning && job.solved)].join();
+  const from = [document.documentElement.lang, model.name, model.version, isLearning() && [job.id, Boolean(job.solved)]].join();
   if (from !== drawnFrom) {
     drawnFrom = from;
     rings = layout(model, job);
     const place = byId("rings");
     const focused = place.contains(document.activeElement) ? document.activeElement.dataset.class : null;
-    if (!rings.length) place.replaceChildren(drawSeed());
-    else {
-      const arcs = rings.flatMap((ring) => ring.arcs.map((known, at) => drawArc(ring, known, at, open)));
-      const outermost = rings.at(-1);
-      arcs[0]?.setAttribute("tabindex", 0);
-      const label = say("ringsLabel", { classes: classes(model.classes.length), steps: say("nSteps", { n: model.steps.length }) });
-      place.replaceChildren(drawn("svg", { viewBox: "0 0 500 500", role: "group", "aria-label": label, onkeydown: move },
-        drawn("pattern", { id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(40)" }, drawn("rect", { width: 7, height: 7 }), drawn("path", { d: "M0 0V7" })),
-        outermost.growing && drawn("path", { class: "goal", d: round(outermost.outer) }),
-        drawn("path", { class: "bark", d: bark(outermost.outer, outermost.step) }),
-        drawn("path", { class: "cambium" }),
-        ...rings.filter((ring) => !ring.arcs.length && !ring.growing).map((ring) => drawn("path", { class: "wood bare", d: band(ring.inner, ring.outer, 0, 2 * Math.PI) })),
-        ...arcs,
-        ...rings.filter((ring) => !ring.growing).flatMap((ring) => [drawGrain(ring), drawn("path", { class: "latewood", d: round(ring.outer) })]),
-        drawn("path", { class: "pith", d: round(edge(PITH, 0, 1)) })));
-      arcs.find((arc) => arc.dataset.class === focused)?.focus();
-    }
+    place.replaceChildren(rings.length ? drawTree(model, open) : drawSeed());
+    [...place.querySelectorAll(".arc")].find((arc) => arc.dataset.class === focused)?.focus();
+    pointAt(shown.pointed);
   }
-  if (learning) grow(job);
+  if (isLearning()) grow(job);
   caption();
 }
 

@@ -7,7 +7,7 @@ import { here, isLearning, shown, take } from "./model.js";
 import { byId, confirmed, keep, node, tried } from "./nodes.js";
 import { classes, day, list, photos, say } from "./words.js";
 
-const MANY = 12; // names of new classes that are written out
+const MANY = 8; // names of new classes that are written out
 
 function drawStep(step) {
   const names = step.new_classes.slice(0, MANY), more = step.new_classes.length - names.length;

@@ -3,12 +3,12 @@
 import { call, queue } from "./api.js";
 import { Camera } from "./camera.js";
 import { chosenFiles, mayBePhoto } from "./files.js";
+import { classNamed, here, isLearning, isLearnt, shown } from "./model.js";
 import { byId, button, confirmed, keep, node, speaker, tried } from "./nodes.js";
-import { classNamed, here, isLearning, isLearnt, paintAll, shown } from "./model.js";
 import { classes, photos, say } from "./words.js";
 
 const AT_ONCE = 4; // uploads
-const SHOWN = 11; // photos of a class before "more"
+const SHOWN = 10; // photos of a class before "more"
 const BURST = 200; // milliseconds between two pictures
 const upload = queue(AT_ONCE);
 const opened = new Set(); // classes whose photos are all shown
@@ -31,49 +31,52 @@ export function teachFiles(files) {
     else held.push(file);
   }
   if (held.length) byId("class-name").focus();
-  paintAll();
+  paint();
 }
 
 function releaseHeld() {
   if (!typed() || !held.length) return;
   for (const file of held.splice(0)) send(file, typed());
-  paintAll();
+  paint();
 }
 
 async function send(file, name) {
-  const model = shown.name;
+  const model = shown.name, target = here("/tray", { class: name });
   const refuse = (error) => refused.unshift({ class: name, name: file.name ?? say("camera"), error });
   if (!mayBePhoto(file)) return refuse(say("notPhoto"));
   onTheWay.set(name, (onTheWay.get(name) ?? 0) + 1);
-  const answer = await upload(() => call("POST", here("/tray", { class: name }), file)).catch((error) => refuse(error.message));
-  if (model !== shown.name) return;
-  onTheWay.set(name, onTheWay.get(name) - 1);
-  if (!onTheWay.get(name)) onTheWay.delete(name);
-  if (answer.added) {
-    put(answer.added);
-    shown.model.tray.room = answer.tray.room;
-    for (const one of answer.refused) refuse(one.error);
+  let answer = null, reason = null;
+  try {
+    answer = await upload(() => call("POST", target, file));
+  } catch (error) {
+    reason = error.message;
   }
-  paintAll();
+  if (model !== shown.name) return;
+  if (reason) refuse(reason);
+  if (onTheWay.get(name) > 1) onTheWay.set(name, onTheWay.get(name) - 1);
+  else onTheWay.delete(name);
+  if (answer) put(answer);
+  paint();
   // Answers overtake each other, so the tray itself is asked for when all are in.
-  if (!onTheWay.size) takeTray(await call("GET", here("/tray")));
+  if (!onTheWay.size) takeTray(await tried(byId("teach-error"), () => call("GET", here("/tray"))));
 }
 
 /** Add photos to the tray as it is shown. */
-function put(added) {
-  const tray = shown.model.tray;
+function put({ added, tray: { room } }) {
+  const { tray } = shown.model;
   for (const { id, url, class: name } of added) {
     let place = tray.classes.find((c) => c.name === name);
     if (!place) tray.classes.push((place = { name, known: Boolean(classNamed(name)), photos: [] }));
     if (!place.photos.some((photo) => photo.id === id)) place.photos.push({ id, url });
   }
   tray.photos = tray.classes.reduce((sum, c) => sum + c.photos.length, 0);
+  tray.room = room;
 }
 
 function takeTray(tray) {
   if (!tray || onTheWay.size) return;
   shown.model.tray = tray;
-  paintAll();
+  paint();
 }
 
 const remove = async (rest, query) => takeTray(await tried(byId("teach-error"), () => call("DELETE", here("/tray" + rest, query))));
@@ -84,36 +87,50 @@ async function removePhoto(name, at, id) {
   (left?.querySelectorAll("li .remove")[at] ?? left?.querySelector("button") ?? byId("class-name")).focus();
 }
 
-function drawClass({ name, known, photos: waiting, coming, reasons, all }) {
-  const visible = all ? waiting : waiting.slice(0, SHOWN);
-  return node("section", { "data-class": name },
-    node("h4", {}, node("span", { class: "name" }, name), node("span", { class: "badge" }, say(known ? "isKnown" : "isNew"))),
-    node("p", { class: "count" }, photos(waiting.length), coming ? ` · ${say("uploading", { n: coming })}` : ""),
-    waiting.length > 0 && button("×", () => remove("", { class: name }), { class: "remove", "aria-label": say("removeClass", { name }), disabled: coming > 0 }),
-    node("ul", { class: "photos" }, ...visible.map(({ id, url }, at) => node("li", {},
-      node("img", { src: url, alt: "", loading: "lazy" }),
-      button("×", () => removePhoto(name, at, id), { class: "remove", "aria-label": say("waitingPhoto", { n: at + 1, name }) }))),
-      waiting.length > visible.length && node("li", {}, button(say("more", { n: waiting.length - visible.length }), () => { opened.add(name); paintAll(); }, { class: "quiet" }))),
-    reasons.length > 0 && node("ul", { class: "reasons" }, ...reasons.map(({ name: file, error }) => node("li", {}, node("b", {}, file), node("span", { lang: "en" }, ` ${error}`)))),
-    reasons.length > 0 && button(say("dismiss"), () => { refused = refused.filter((r) => r.class !== name); paintAll(); }, { class: "quiet" }));
+function drawPhoto({ id, url, name, at }) {
+  return node("li", {}, node("img", { src: url, alt: "", loading: "lazy" }),
+    button("×", () => removePhoto(name, at, id), { class: "remove", "aria-label": say("waitingPhoto", { n: at + 1, name }) }));
+}
+
+/** A class in the tray; as photos come, it is renewed in place. */
+function drawClass({ name, known }) {
+  const count = node("p", { class: "count" }), thumbs = node("ul", { class: "photos" }), reasons = node("ul", { class: "reasons" });
+  const discard = button("×", () => remove("", { class: name }), { class: "remove", "aria-label": say("removeClass", { name }) });
+  const more = button("", () => { opened.add(name); paint(); }, { class: "quiet" });
+  const dismiss = button(say("dismiss"), () => { refused = refused.filter((r) => r.class !== name); paint(); }, { class: "quiet" });
+  const section = node("section", { "data-class": name },
+    node("h3", {}, name, node("span", { class: "badge" }, say(known ? "isKnown" : "isNew"))),
+    discard, count, thumbs, more, reasons, dismiss);
+  section.renew = ({ photos: waiting }) => {
+    const coming = onTheWay.get(name) ?? 0, wrong = refused.filter((r) => r.class === name);
+    const visible = opened.has(name) ? waiting : waiting.slice(0, SHOWN);
+    count.textContent = photos(waiting.length) + (coming ? ` · ${say("uploading", { n: coming })}` : "");
+    discard.hidden = coming > 0 || !waiting.length;
+    keep(thumbs, visible.map((photo, at) => ({ ...photo, name, at })), drawPhoto);
+    more.hidden = visible.length === waiting.length;
+    more.textContent = say("more", { n: waiting.length - visible.length });
+    keep(reasons, wrong.slice(0, 20), (r) => node("li", {}, node("b", {}, r.name), ` ${r.error}`));
+    dismiss.hidden = !wrong.length;
+  };
+  return section;
 }
 
 function paintTray(tray) {
   const names = new Set([...tray.classes.map((c) => c.name), ...onTheWay.keys(), ...refused.map((r) => r.class)]);
-  keep(byId("tray"), [...names].map((name) => ({
-    known: Boolean(classNamed(name)), photos: [], ...tray.classes.find((c) => c.name === name), name,
-    coming: onTheWay.get(name) ?? 0, reasons: refused.filter((r) => r.class === name).slice(0, 20), all: opened.has(name),
-  })), drawClass);
+  const waiting = (name) => tray.classes.find((c) => c.name === name);
+  const entries = [...names].map((name) => waiting(name) ?? { name, known: Boolean(classNamed(name)), photos: [] });
+  keep(byId("tray"), entries, drawClass, ({ name, known }) => JSON.stringify([name, known]));
 }
 
 /** Why learning cannot begin, or what would be learnt. */
 function paintLearn(tray) {
   const fresh = tray.classes.length < 2 && !isLearnt();
-  const reason = isLearning() ? "learnBusy" : onTheWay.size ? "learnUploading" : !tray.photos ? "learnEmpty" : fresh ? "learnTwo" : null;
+  const reason = isLearning() ? "learnBusy" : onTheWay.size ? "learnUploading"
+    : !tray.photos ? "learnEmpty" : fresh ? "learnTwo" : null;
   byId("learn").disabled = reason !== null;
-  const ready = say("learnReady", { classes: classes(tray.classes.length), photos: photos(tray.photos) });
-  const room = tray.photos ? say("trayState", { photos: photos(tray.photos), room: tray.room }) : "";
-  byId("learn-hint").textContent = reason ? `${say(reason)} ${reason === "learnEmpty" ? "" : room}` : `${ready}. ${room}`;
+  const content = { classes: classes(tray.classes.length), photos: photos(tray.photos), room: tray.room };
+  const state = tray.photos ? say("trayState", content) : "";
+  byId("learn-hint").textContent = reason ? `${say(reason)} ${state}` : state;
   byId("clear-tray").hidden = !tray.photos;
 }
 
@@ -125,18 +142,24 @@ function paintHint() {
   byId("class-hint").classList.toggle("urgent", held.length > 0);
 }
 
+function paint() {
+  paintTray(shown.model.tray);
+  paintLearn(shown.model.tray);
+  paintHint();
+}
+
 /** Let a button take pictures for as long as it is held, by pointer or by key. */
 function startShutter(speak) {
   const shutter = byId("shutter");
-  let held = false, taken = 0;
+  let pressed = false, taken = 0;
   const release = () => {
-    if (held && taken) speak(say("taken", { photos: photos(taken), name: typed() }));
-    held = false;
+    if (pressed && taken) speak(say("taken", { photos: photos(taken), name: typed() }));
+    pressed = false;
   };
   const press = async () => {
-    if (held) return;
+    if (pressed) return;
     if (!typed()) return byId("class-name").focus();
-    held = true;
+    pressed = true;
     taken = 0;
     do {
       if ((onTheWay.get(typed()) ?? 0) < 3 * AT_ONCE) { // a slow server is not flooded
@@ -144,12 +167,12 @@ function startShutter(speak) {
         if (picture) {
           send(picture, typed());
           taken += 1;
-          paintAll();
+          paint();
         }
       }
       await new Promise((resolve) => setTimeout(resolve, BURST));
-    } while (held && camera.isOn);
-    held = false;
+    } while (pressed && camera.isOn);
+    pressed = false;
   };
   const isKey = (event) => event.key === " " || event.key === "Enter";
   shutter.addEventListener("pointerdown", (event) => {
@@ -172,7 +195,7 @@ export function teachClass(name, photo = null) {
   byId("class-name").value = name;
   byId("class-name").focus();
   releaseHeld();
-  paintAll();
+  paint();
 }
 
 /** Start the part of the page that teaches; `started` gets the job that learns the tray. */
@@ -197,6 +220,7 @@ export function startTray(whenChanged, started) {
     byId("class-name").value = "";
     takeTray(await call("GET", here("/tray")));
     started(job);
+    byId("job").scrollIntoView({ block: "nearest" });
   }));
   byId("clear-tray").addEventListener("click", async () => {
     const detail = say("clearTrayDetail", { photos: photos(shown.model.tray.photos) });
@@ -206,9 +230,7 @@ export function startTray(whenChanged, started) {
   whenChanged((model) => {
     if (taught !== model.name) [onTheWay, refused, held] = [new Map(), [], []];
     taught = model.name;
-    paintTray(model.tray);
-    paintLearn(model.tray);
-    paintHint();
+    paint();
     keep(byId("known-classes"), model.classes.map((c) => c.name), (name) => node("option", { value: name }));
   });
 }

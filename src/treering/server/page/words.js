@@ -54,13 +54,12 @@ const TEXTS = {
   teachHint: ["Drop photos or whole folders here, or paste", "Fotos oder ganze Ordner hierher ziehen oder einfügen", "Suelte aquí fotos o carpetas enteras, o péguelas"],
   chooseFolder: ["Folder…", "Ordner…", "Carpeta…"],
   shutter: ["Hold for a burst", "Halten für eine Serie", "Mantener para una ráfaga"],
-  nameFirst: ["Name the class: {photos} wait for it.", "Nennen Sie die Klasse: {photos} warten darauf.", "Nombre la clase: esperan {photos}."],
+  nameFirst: ["Name the class for {photos}.", "Nennen Sie die Klasse für {photos}.", "Nombre la clase de {photos}."],
   notPhoto: ["This is not a photo.", "Das ist kein Foto.", "Esto no es una foto."],
   uploading: ["{n} on the way", "{n} unterwegs", "{n} en camino"],
-  refused: ["Refused", "Abgelehnt", "Rechazadas"],
   dismiss: ["Dismiss", "Schließen", "Cerrar"],
   tray: ["Tray", "Ablage", "Bandeja"],
-  trayState: ["{photos} wait; room for {room} more.", "{photos} warten; Platz für {room} weitere.", "Esperan {photos}; caben {room} más."],
+  trayState: ["{classes} with {photos} in the tray; room for {room} more.", "{classes} mit {photos} in der Ablage; Platz für {room} weitere.", "{classes} con {photos} en la bandeja; caben {room} más."],
   isNew: ["new", "neu", "nueva"],
   isKnown: ["known", "bekannt", "conocida"],
   waitingPhoto: ["Remove photo {n} of {name}", "Foto {n} von {name} entfernen", "Quitar la foto {n} de {name}"],
@@ -68,7 +67,7 @@ const TEXTS = {
   more: ["{n} more", "{n} weitere", "{n} más"],
   clearTray: ["Clear the tray", "Ablage leeren", "Vaciar la bandeja"],
   clearTrayAsk: ["Clear the tray?", "Ablage leeren?", "¿Vaciar la bandeja?"],
-  clearTrayDetail: ["{photos} that wait to be learnt are thrown away.", "{photos}, die aufs Lernen warten, werden weggeworfen.", "Se tiran {photos} que esperan ser aprendidas."],
+  clearTrayDetail: ["This throws away {photos}.", "Das wirft {photos} weg.", "Esto tira {photos}."],
   taken: ["{photos} taken for {name}", "{photos} für {name} aufgenommen", "{photos} tomadas para {name}"],
   // Learning
   learn: ["Learn", "Lernen", "Aprender"],
@@ -80,7 +79,6 @@ const TEXTS = {
   learnTwo: ["A new model needs two classes or more.", "Ein neues Modell braucht mindestens zwei Klassen.", "Un modelo nuevo necesita dos clases o más."],
   learnUploading: ["Wait until all photos have arrived.", "Warten Sie, bis alle Fotos da sind.", "Espere a que lleguen todas las fotos."],
   learnBusy: ["This model is learning; the next step can begin when it is done.", "Dieses Modell lernt gerade; danach kann der nächste Schritt beginnen.", "Este modelo está aprendiendo; el paso siguiente podrá empezar cuando acabe."],
-  learnReady: ["{classes} with {photos}", "{classes} mit {photos}", "{classes} con {photos}"],
   busy: ["Not while this model is learning.", "Nicht, solange dieses Modell lernt.", "No mientras este modelo está aprendiendo."],
   learning: ["Learning", "Lernen", "Aprendizaje"],
   waiting: ["Waiting in the queue", "Wartet in der Schlange", "Esperando en la cola"],
@@ -114,7 +112,6 @@ const TEXTS = {
   score: ["{right} of {images}, {low} to {high} %", "{right} von {images}, {low} bis {high} %", "{right} de {images}, del {low} al {high} %"],
   noScore: ["not measured", "nicht gemessen", "sin medir"],
   noNew: ["More photos of known classes", "Mehr Fotos bekannter Klassen", "Más fotos de clases conocidas"],
-  noSteps: ["Nothing is learnt yet.", "Noch ist nichts gelernt.", "Aún no se ha aprendido nada."],
   undo: ["Undo", "Zurücknehmen", "Deshacer"],
   undoHint: ["Undo goes back to step {n}.", "Zurücknehmen führt zu Schritt {n} zurück.", "Deshacer vuelve al paso {n}."],
   undoNone: ["There is no earlier version to go back to.", "Es gibt keine frühere Fassung, zu der man zurück könnte.", "No hay una versión anterior a la que volver."],
@@ -193,7 +190,7 @@ export const percent = (share) =>
   new Intl.NumberFormat(locale, { style: "percent", maximumFractionDigits: share > 0.1 ? 0 : 1 }).format(share);
 
 /** An accuracy with its interval: "251 of 280, 86 to 93 %". */
-export const score = (s) => (s ? say("score", s) : say("noScore"));
+export const score = (s) => (s ? say("score", s).replace(" %", "\u00a0%") : say("noScore"));
 
 export function duration(seconds) {
   const [unit, n] = seconds < 90 ? ["second", Math.ceil(seconds)] : seconds < 7200 ? ["minute", Math.round(seconds / 60)] : ["hour", seconds / 3600];
