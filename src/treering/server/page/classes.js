@@ -81,11 +81,18 @@ function drawAccuracy(known) {
 
 /** Change the model; the server's answer is the model as it is now. */
 async function change(path, body, openAfter) {
+  const dialog = byId("class"), fields = dialog.querySelector("fieldset"), focused = document.activeElement.id;
+  fields.disabled = true; // rewriting every version takes seconds
+  fields.querySelector("legend").textContent = say("changing");
   const changed = await tried(byId("class-error"), () => call("POST", here(path), body));
-  if (!changed) return;
-  opened = openAfter;
-  if (!opened) byId("class").close();
-  take(changed);
+  fields.disabled = isLearning();
+  fields.querySelector("legend").textContent = say("change");
+  if (changed) {
+    opened = openAfter;
+    if (!opened) dialog.close();
+    take(changed);
+  }
+  if (dialog.open) (byId(focused) ?? byId("close")).focus();
 }
 
 async function merge(gone) {

@@ -2,19 +2,21 @@
 
 import { drawScores } from "./accuracy.js";
 import { call, connectionLost } from "./api.js";
-import { isLearning, paintAll, paintProgress, reload, shown } from "./model.js";
+import { classNamed, here, isLearning, paintAll, paintProgress, shown, take } from "./model.js";
 import { byId, button, node, speaker, tried } from "./nodes.js";
 import { duration, list, number, say, score } from "./words.js";
 
 const SEEN = "treering-seen-job"; // the ended job whose result was dismissed in this tab
+const hasEnded = (job) => !["queued", "running"].includes(job.state);
 let source = null;
+let turn = Promise.resolve();
 let speak;
 
 /** Follow a job to its end. */
 export function follow(job) {
   source?.close();
   show(job);
-  if (!isLearning()) return;
+  if (hasEnded(job)) return;
   source = new EventSource(`/api/jobs/${encodeURIComponent(job.id)}/events`);
   source.onmessage = ({ data }) => show(JSON.parse(data));
   source.onerror = () => connectionLost(); // once the server is back, the page looks for the job again
@@ -26,15 +28,23 @@ export function unfollow() {
   shown.job = null;
 }
 
-async function show(job) {
-  const before = shown.job;
-  if (job.model !== shown.name) return unfollow();
+/** Show what is told of a job, one thing after the other. */
+function show(job) {
+  if (hasEnded(job)) source?.close();
+  turn = turn.then(() => showNext(job));
+  return turn;
+}
+
+async function showNext(job) {
+  const before = shown.job?.id === job.id ? shown.job : null;
+  const isSame = before && before.state === job.state && Boolean(before.solved) === Boolean(job.solved);
+  // The model may know the new classes now; it is fetched first, so that what the page says of the job holds.
+  const model = before && !isSame ? await tried(byId("trouble"), () => call("GET", here())) : null;
+  if (job.model !== shown.name) return;
   shown.job = job;
-  if (!isLearning()) source?.close();
-  const isSame = before?.id === job.id && before.state === job.state && Boolean(before.solved) === Boolean(job.solved);
-  if (isSame) return paintProgress();
-  paintAll();
-  if (before) await tried(byId("trouble"), reload); // the model may know the new classes now
+  if (isSame) paintProgress();
+  else if (model) take(model);
+  else paintAll();
 }
 
 /** Show the newest job of the model that is shown: one that runs, or the result of one that ended. */
@@ -42,7 +52,8 @@ export async function findJob(model) {
   if (model.job) return follow(model.job);
   const { jobs } = await call("GET", "/api/jobs");
   const newest = jobs.find((job) => job.model === model.name);
-  if (newest && newest.id !== sessionStorage.getItem(SEEN)) follow(newest);
+  const isUndone = newest?.state === "done" && !Object.keys(newest.classes).every(classNamed);
+  if (newest && !isUndone && newest.id !== sessionStorage.getItem(SEEN)) follow(newest);
 }
 
 /** Put the result of an ended job away. */

@@ -83,7 +83,8 @@ function drawArc(ring, known, at, open) {
   const shape = drawn("path", { class: "wood", d: band(ring.inner, ring.outer, from, to) });
   shape.style.setProperty("--tone", `${Math.round(15 + 70 * random())}%`);
   const arc = drawn("g", {
-    class: ["arc", known.lost && "lost", ring.growing && "growing"].filter(Boolean).join(" "), role: "button", tabindex: -1, "data-class": known.name, "data-step": ring.step,
+    class: ["arc", known.lost && "lost", ring.growing && "growing"].filter(Boolean).join(" "),
+    role: "button", tabindex: -1, "data-class": known.name, "data-step": ring.step,
     "aria-label": described(known) + (known.lost ? ", " + say("lost") : ""),
     onclick: () => open(known.name),
     onmouseenter: () => pointAt(known.name), onmouseleave: () => pointAt(null),
@@ -132,7 +133,8 @@ function drawSeed() {
     ...[70, 120, 170, 214].map((radius, i) => drawn("path", { class: "someday", d: round(edge(radius, i + 3, 3)) })),
     drawn("path", { class: "shell", d: "M250 208c25 14 35 46 22 68-9 15-35 15-44 0-13-22-3-54 22-68z" }),
     drawn("path", { class: "shine", d: "M246 226c-10 11-14 26-11 40" }),
-    drawn("path", { class: "sprout", d: "M250 208c0-20 3-34 12-46m-11 26c-14-1-25-9-28-22 15-1 26 7 28 22zm9-24c2-15 13-25 30-25-1 16-13 27-30 25z" }));
+    drawn("path", { class: "stem", d: "M250 208c0-20 3-34 12-46" }),
+    drawn("path", { class: "sprout", d: "M251 188c-14-1-25-9-28-22 15-1 26 7 28 22zm9-24c2-15 13-25 30-25-1 16-13 27-30 25z" }));
 }
 
 // How far the ring is grown at the beginning and the end of each stage of a job.

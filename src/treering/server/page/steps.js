@@ -23,10 +23,13 @@ async function undo({ steps, classes: known }) {
   const detail = say("undoDetail", { before: steps.at(-2)?.step ?? 0, classes: classes(known.length - gone.length) });
   const loss = gone.length ? say("undoGone", { names: list(gone) }) : "";
   if (!(await confirmed(say("undoAsk", { n: last.step }), `${detail} ${loss}`, say("undo")))) return;
+  byId("undo").disabled = true;
+  byId("undo-hint").textContent = say("changing");
   const changed = await tried(byId("undo-error"), () => call("POST", here("/undo")));
-  if (!changed) return;
+  if (!changed) return paint(shown.model);
   dismissJob(); // what it brought is gone
   take(changed);
+  (byId("undo").disabled ? byId("class-name") : byId("undo")).focus();
 }
 
 function paint(model) {

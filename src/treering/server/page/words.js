@@ -137,6 +137,7 @@ const TEXTS = {
   notLost: ["It has lost nothing that chance does not explain.", "Sie hat nichts verloren, was der Zufall nicht erklärt.", "No ha perdido nada que no explique el azar."],
   teachMore: ["Teach it more photos", "Mehr Fotos lehren", "Enseñarle más fotos"],
   change: ["Change it", "Ändern", "Cambiarla"],
+  changing: ["Changing…", "Wird geändert…", "Cambiando…"],
   newName: ["New name", "Neuer Name", "Nombre nuevo"],
   rename: ["Rename", "Umbenennen", "Renombrar"],
   mergeInto: ["Merge into", "Vereinigen mit", "Unir a"],
