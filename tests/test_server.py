@@ -221,9 +221,7 @@ def test_what_the_tray_holds_can_be_taken_out_and_outlives_the_server(model: Pat
     assert not list((tray.place_of(model) / "tray").glob("*.png"))
 
 
-def test_the_tray_has_room_for_a_bounded_number_of_photos(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tray_has_room_for_a_bounded_number_of_photos(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tray, "MOST_PHOTOS", 3)
     assert put(client, "owl", 2)["tray"]["room"] == 1
     files = [("photo", (str(number), photo("owl", number))) for number in range(2)]

@@ -13,7 +13,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Entry:
 class Jobs:
     """The queue, and the process that learns."""
 
-    def __init__(self, device: str, learnt: Callable[[Served], None]) -> None:
+    def __init__(self, device: str, learnt: Callable[[Served], Awaitable[None]]) -> None:
         self.device, self.learnt = device, learnt
         self.entries: dict[str, Entry] = {}
         self.closing = False
@@ -271,7 +271,7 @@ class Jobs:
         elif said["kind"] == "solved":
             job.solved = _score(said["score"])
             await asyncio.to_thread(self._write, entry, job.model_copy(update={"state": "queued"}))
-            self.learnt(entry.served)
+            await self.learnt(entry.served)
         elif said["kind"] == "warning":
             job.warnings = [*job.warnings, said["message"]][:MOST_WARNINGS]
         elif said["kind"] == "done":
@@ -299,8 +299,8 @@ class Jobs:
         after = entry.job.model_copy(update=facts)
         async with entry.served.changing:
             await asyncio.to_thread(self._put_away, entry, after)
+        await self.learnt(entry.served)
         entry.job = after
-        self.learnt(entry.served)
         ended = [entry for entry in self.entries.values() if entry.has_ended]
         for old in ended[: max(0, len(ended) - MOST_KEPT)]:
             del self.entries[old.job.id]

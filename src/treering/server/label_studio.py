@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException as BrokenAnswer
@@ -47,9 +47,9 @@ PATIENCE = 60.0
 AT_ONCE = 4
 MOST_TASKS = 500
 MOST_WAITING = tray.MOST_PHOTOS
-"""The most annotations that are still to be dealt with."""
+"""The most annotations and other events that are still to be dealt with."""
 MOST_REMEMBERED = 10_000
-"""The most annotations whose photos are remembered."""
+"""The most tasks whose photos are remembered."""
 LONGEST_CONFIG, LONGEST_ADDRESS = 2**16, 2**12
 FRESH = 240.0
 """The seconds for which an access token is used; Label Studio's are good for five minutes."""
@@ -58,6 +58,7 @@ PLACES = ("/data/", "/storage-data/", "/tasks/", "/projects/")
 LEARNS = ("ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPDATED")
 UNTAUGHT = "untaught"
 Payload = Annotated[dict[str, Any], Body()]
+Doing = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Said:
     """What an annotation says of a photo."""
 
     annotation: int
+    task: int
     address: Any
     """Where the photo is, as its task has it."""
     name: str | None
@@ -136,7 +138,7 @@ class Photos:
             asked = urllib.request.Request(f"{self.base}/api/token/refresh/", body, headers)
             try:
                 self._access = time.monotonic(), str(json.loads(self._asked(asked, 2**16))["access"])
-            except (KeyError, TypeError):
+            except (KeyError, TypeError, RecursionError):
                 raise ValueError("Label Studio gives no access token for the key") from None
         return f"Bearer {self._access[1]}"
 
@@ -172,9 +174,9 @@ class Backend:
         self.waiting: dict[Served, float] = {}
         """When the last annotation for a model came."""
         self.to_do = 0
-        """How many annotations are still to be dealt with."""
-        self.photo_of: dict[tuple[str, int], str] = {}
-        """The photo that an annotation has put into the tray."""
+        """How much of what Label Studio has told is still to be done."""
+        self.photo_of: dict[tuple[str, int], tuple[int, str]] = {}
+        """For a model and a task, the annotation that put the task's photo into the tray, and the photo."""
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._turns: defaultdict[Served, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -201,9 +203,7 @@ class Backend:
         photos = await asyncio.gather(
             *(self.pixels(_address(task, config), loaded.teller.size, until) for task in tasks)
         )
-        found = await self.service.predictions(
-            served, [Upload(None, photo) for photo in photos], len(loaded.teller.names)
-        )
+        found = await self.service.predictions(served, [Upload(None, photo) for photo in photos], top=1)
         missing = [one.error for one in found.predictions if one.error]
         if missing:
             logger.warning("%d of %d photos have no prediction: %s", len(missing), len(tasks), missing[0])
@@ -211,63 +211,67 @@ class Backend:
         return {"results": results, "model_version": found.version}
 
     def heard(self, served: Served, told: dict[str, Any]) -> None:
-        """Take note of an event of a project."""
+        """Take note of an event of a project, and do in turn what it asks for."""
+        doing = self._asked_for(served, told)
+        if self.to_do + len(doing) > MOST_WAITING:
+            raise HTTPException(429, "too much of what Label Studio has told waits: send this again in a moment")
+        for one in doing:
+            self._in_turn(served, one)
+
+    def _asked_for(self, served: Served, told: dict[str, Any]) -> list[Doing]:
         action = told.get("action")
         if action in LEARNS:
-            said = list(_said(told))
-            if self.to_do + len(said) > MOST_WAITING:
-                raise HTTPException(429, "too many annotations wait: send this one again in a moment")
-            self.to_do += len(said)
-            for one in said:
-                self._in_turn(served, partial(self._annotated, served, one))
-        elif action == "ANNOTATIONS_DELETED":
-            gone = [one["id"] for one in _objects(told.get("annotations")) if isinstance(one.get("id"), int)]
-            self._in_turn(served, partial(self._take_out, served, gone))
-        elif action == "START_TRAINING":
-            self.train(served)
+            return [partial(self._annotated, served, one) for one in _said(told)]
+        if action == "ANNOTATIONS_DELETED":
+            return [partial(self._deleted, served, _ids(told.get("annotations")))]
+        if action == "TASKS_DELETED":
+            return [partial(self._take_out, served, _ids(told.get("tasks")))]
+        return [partial(self._learn, served, "usual")] if action == "START_TRAINING" else []
 
-    def train(self, served: Served) -> None:
-        """Learn the tray as soon as the photos of all annotations so far are in it."""
-        self._in_turn(served, partial(self._learn, served, "usual"))
-
-    def _in_turn(self, served: Served, doing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _in_turn(self, served: Served, doing: Doing) -> None:
         """Do something when all that came before it for this model is done."""
+        self.to_do += 1
+        self.service.later(self._done(served, doing))
 
-        async def done() -> None:
-            async with self._turns[served]:
-                try:
-                    await doing()
-                except HTTPException as error:
-                    logger.warning("%s does not do what Label Studio tells: %s", served.name, error.detail)
-                except (OSError, TreeringError) as error:
-                    logger.warning("%s cannot do what Label Studio tells: %s", served.name, error)
-
-        self.service.later(done())
-
-    async def _annotated(self, served: Served, said: Said) -> None:
-        """Have the tray hold the photo of an annotation as what it is now said to be, or not at all."""
+    async def _done(self, served: Served, doing: Doing) -> None:
         try:
-            await self._take_out(served, [said.annotation])
-            if said.name is not None:
-                await self._put(served, said, said.name)
+            async with self._turns[served]:
+                await doing()
+        except HTTPException as error:
+            logger.warning("%s does not do what Label Studio tells: %s", served.name, error.detail)
+        except (OSError, TreeringError) as error:
+            logger.warning("%s cannot do what Label Studio tells: %s", served.name, error)
         finally:
             self.to_do -= 1
+
+    async def _annotated(self, served: Served, said: Said) -> None:
+        """Have the tray hold the photo of a task once, as what was said of it last."""
+        if said.name is None:
+            await self._deleted(served, {said.annotation})
+        else:
+            await self._take_out(served, {said.task})
+            await self._put(served, said, said.name)
 
     async def _put(self, served: Served, said: Said, name: str) -> None:
         """Put the photo of an annotation into the tray, to be learnt when no other comes for a while."""
         size = await asyncio.to_thread(served.size)
         photo = await self.pixels(said.address, size, time.monotonic() + PATIENCE)
         added = await self.service.put_into_tray(served, uploads.require_name(name), [Upload(None, photo)])
-        self.photo_of[served.name, said.annotation] = added.added[0].id
+        self.photo_of[served.name, said.task] = said.annotation, added.added[0].id
         if len(self.photo_of) > MOST_REMEMBERED:
             del self.photo_of[next(iter(self.photo_of))]
         self.waiting[served] = came = time.monotonic()
         self.service.later(self._learn_after(served, came))
 
-    async def _take_out(self, served: Served, annotations: Sequence[int]) -> None:
-        """Take the photos of annotations out of the tray, if they are still there."""
-        keys = [(served.name, one) for one in annotations]
-        gone = [self.photo_of.pop(key) for key in keys if key in self.photo_of]
+    async def _deleted(self, served: Served, annotations: Set[int]) -> None:
+        """Take what annotations have put into the tray out of it."""
+        mine = [(task, one) for (model, task), (one, _) in self.photo_of.items() if model == served.name]
+        await self._take_out(served, {task for task, one in mine if one in annotations})
+
+    async def _take_out(self, served: Served, tasks: Set[int]) -> None:
+        """Take the photos of tasks out of the tray, if they are still there."""
+        keys = [(served.name, task) for task in tasks]
+        gone = [self.photo_of.pop(key)[1] for key in keys if key in self.photo_of]
         async with served.changing:
             if there := [one for one in gone if one in served.tray.photos]:
                 await asyncio.to_thread(served.tray.remove, there)
@@ -292,6 +296,11 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
 
 
+def _ids(value: Any) -> set[int]:
+    """Return the numbers of the objects in a list."""
+    return {one["id"] for one in _objects(value) if isinstance(one.get("id"), int)}
+
+
 def _address(task: Any, config: Config) -> Any:
     data = task.get("data") if isinstance(task, dict) else None
     return data.get(config.field) if isinstance(data, dict) else None
@@ -305,7 +314,7 @@ def _said(told: dict[str, Any]) -> Iterator[Said]:
     for one in _objects(told.get("annotation")):
         number, task = one.get("id"), one.get("task")
         if isinstance(number, int) and isinstance(task, int) and task in tasks:
-            yield Said(number, _address(tasks[task], config), _chosen(one, config))
+            yield Said(number, task, _address(tasks[task], config), _chosen(one, config))
 
 
 def _chosen(annotation: dict[str, Any], config: Config) -> str | None:
@@ -327,8 +336,8 @@ def _result(found: schemas.Prediction, config: Config) -> dict[str, Any]:
     """
     if found.error:
         return {"error": found.error}
-    best = next((one for one in found.classes if one.name in config.choices), None)
-    if best is None or found.unknown:
+    best = found.classes[0]
+    if found.unknown or best.name not in config.choices:
         return {"result": [], "score": 0.0}
     names = {"from_name": config.from_name, "to_name": config.to_name, "type": "choices"}
     return {"result": [names | {"value": {"choices": [best.name]}}], "score": round(best.probability, 6)}
@@ -373,5 +382,5 @@ def add_to(application: FastAPI, service: Service, address: str, key: str | None
     @application.post("/label-studio/{model}/train", tags=tags)
     async def train(served: Asked, asked: Payload) -> dict[str, Any]:
         """Learn what was annotated."""
-        backend.train(served)
+        backend.heard(served, {"action": "START_TRAINING"})
         return {}

@@ -82,12 +82,8 @@ class Service:
             first = False
             await asyncio.sleep(LOOK_EVERY)
 
-    def _learnt(self, served: Served) -> None:
-        """Load a version that a job has just made."""
-        if served.ready or served.version:
-            self.later(self._load(served))
-
-    async def _load(self, served: Served) -> None:
+    async def _learnt(self, served: Served) -> None:
+        """Have a version that a job has just made answer."""
         with contextlib.suppress(TreeringError, OSError):
             await asyncio.to_thread(served.current)
 
