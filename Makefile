@@ -11,7 +11,7 @@ demo: $(VENV)/demo-installed
 	$(BIN)/treering demo
 
 test: $(VENV)/dev-installed
-	$(BIN)/python -m pytest --numprocesses 2 --cov=treering --cov-fail-under=90 --cov-report=term:skip-covered
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --cov=treering --cov-fail-under=90 --cov-report=term:skip-covered
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .
@@ -50,5 +50,5 @@ $(VENV)/demo-installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/dev-installed: pyproject.toml constraints.txt hashes.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement hashes.txt
-	$(INSTALL) --no-build-isolation --editable '.[demo,report,photos,export,dev]'
+	$(INSTALL) --no-build-isolation --editable '.[demo,report,photos,export,serve,dev]'
 	touch $@

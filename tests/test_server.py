@@ -280,6 +280,7 @@ def test_a_job_that_the_server_left_is_learnt_when_it_starts_again(model: Path) 
         copy = shutil.copytree(record.parent, model.parent / "copy")  # as a killed server leaves it
         ended(client, job)
     shutil.rmtree(tray.place_of(model))
+    tray.place_of(model).mkdir(tray.PRIVATE)
     shutil.copytree(copy, record.parent)
     with served(model) as client:
         assert ended(client, job)["state"] == "done"

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from treering import words
 from treering.errors import TreeringError, is_out_of_memory
@@ -92,6 +93,14 @@ def _tell_errors(app: FastAPI) -> None:
     async def disk(request: Request, error: OSError) -> JSONResponse:
         logger.warning("%s", error)
         return JSONResponse({"error": f"the server cannot use its disk: {error.strerror or type(error).__name__}"}, 507)
+
+    @app.exception_handler(ClientDisconnect)
+    async def broken_off(request: Request, error: ClientDisconnect) -> JSONResponse:
+        return JSONResponse({"error": "the request was broken off: send it again"}, 400)
+
+    @app.exception_handler(Exception)
+    async def own(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": "an error of the server's own: its log tells more"}, 500)
 
     @app.exception_handler(RuntimeError)
     async def memory(request: Request, error: RuntimeError) -> JSONResponse:

@@ -10,12 +10,13 @@ import base64
 import binascii
 import contextlib
 import ipaddress
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.datastructures import Headers, MutableHeaders
@@ -30,13 +31,19 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-MOST_BODY = 64 * 2**20
-"""The most bytes of a request's body."""
+MOST_PHOTOS, MOST_OTHER = 64 * 2**20, 2 * 2**20
+"""The most bytes of a body that brings photos, and of any other: JSON takes many times its bytes in memory."""
+MOST_AT_ONCE = 256 * 2**20
+"""The most bytes of all bodies that are held at the same time."""
+BRINGS_PHOTOS = re.compile("/api/models/[^/]+/(?:predict|tray)")
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[0-9]{1,5})?", re.IGNORECASE)
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 LONGEST_PAUSE, LONGEST_BODY = 10.0, 120.0
 """The seconds for which a sender may pause, and those that a whole body may take."""
+LONGEST_NUMBER = 12
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 COOKIE = "treering"
-BODY_LEFT = (401, 403, 408, 413, 421)
+BODY_LEFT = (400, 401, 403, 408, 413, 421, 429)
 """The statuses of answers before which the body may not have been read."""
 PAGES = ("/", "/api")
 """What a link on another site may lead to."""
@@ -83,7 +90,10 @@ class Door:
 
     def knows(self, host: str) -> bool:
         """Return whether a request may ask for this host. No page of a stranger can have an address as its name."""
-        name = urlsplit(f"//{host}").hostname or ""
+        found = HOST.fullmatch(host)
+        if not found:
+            return False
+        name = found[1].strip("[]").lower()
         if name in self.hosts:
             return True
         if self.is_local:
@@ -114,6 +124,8 @@ class Guard:
 
     def __init__(self, application: Any, door: Door, metrics: Metrics) -> None:
         self.application, self.door, self.metrics = application, door, metrics
+        self.held = 0
+        """The bytes of the bodies that are being received or answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -146,8 +158,10 @@ class Guard:
         finally:
             route = getattr(scope.get("route"), "path", "none")
             spent = time.perf_counter() - began
-            self.metrics.requests.labels(scope["method"] if route != "none" else "any", route, status).inc()
-            self.metrics.seconds.labels(scope["method"] if route != "none" else "any", route).observe(spent)
+            is_usual = route != "none" and scope["method"] in METHODS  # else strangers could make the metrics grow
+            labels = scope["method"] if is_usual else "any", route
+            self.metrics.requests.labels(*labels, status).inc()
+            self.metrics.seconds.labels(*labels).observe(spent)
             logger.info("%s %s %s %d %.0f ms", number, scope["method"], route, status, 1000 * spent)
 
     def _refused(self, scope: Scope) -> Response | None:
@@ -169,9 +183,11 @@ class Guard:
             )
             answer.headers["www-authenticate"] = 'Bearer realm="treering"'
             return answer
+        if "transfer-encoding" in headers and "content-length" in headers:
+            return told(400, "a request has a length or comes in pieces, not both: send it with one of them")
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > MOST_BODY:
-            return told(413, TOO_LARGE)
+        if not length.isdecimal() or len(length) > LONGEST_NUMBER or int(length) > _most(scope):
+            return told(413, _too_large(scope))
         return None
 
     def _exchanged(self, code: str) -> Response:
@@ -200,14 +216,26 @@ class Guard:
                 raise HTTPException(408, "the request came too slowly: send it again") from None
             complete = not message.get("more_body", False)
             size += len(message.get("body", b""))
-            if size > MOST_BODY:
-                raise HTTPException(413, TOO_LARGE)
+            self.held += len(message.get("body", b""))
+            if size > _most(scope):
+                raise HTTPException(413, _too_large(scope))
+            if self.held > MOST_AT_ONCE:
+                raise HTTPException(429, "too much is being sent at the same time: try again in a moment")
             return message
 
-        await self.application(scope, received, send)
+        try:
+            await self.application(scope, received, send)
+        finally:
+            self.held -= size
 
 
-TOO_LARGE = f"more than {MOST_BODY // 2**20} MB in one request: send fewer photos at a time"
+def _most(scope: Scope) -> int:
+    """Return the most bytes that the body of a request may have."""
+    return MOST_PHOTOS if BRINGS_PHOTOS.fullmatch(scope["path"]) else MOST_OTHER
+
+
+def _too_large(scope: Scope) -> str:
+    return f"more than {_most(scope) // 2**20} MB in one request: send less at a time"
 
 
 def told(status: int, error: str) -> JSONResponse:

@@ -57,14 +57,7 @@ def add_models(app: FastAPI, service: Service) -> None:
     @app.get("/api/models", tags=["models"])
     async def models() -> schemas.Models:
         """List the models that are served."""
-        found = []
-        for served in await asyncio.to_thread(service.models.all):
-            facts, job = await asyncio.to_thread(served.facts), service.jobs.of(served)
-            counts = (len(facts.classes), len(facts.steps)) if facts else (0, 0)
-            brief = schemas.ModelBrief(
-                name=served.name, classes=counts[0], steps=counts[1], job=job.id if job else None
-            )
-            found.append(brief)
+        found = [await service.brief(served) for served in await asyncio.to_thread(service.models.all)]
         return schemas.Models(models=found, can_add=service.models.can_add)
 
     @app.post("/api/models", status_code=201, tags=["models"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -20,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from treering.errors import TreeringError
 from treering.runtime import file_lock, files
 from treering.server import app, tray
-from treering.server.guard import LOOPBACK, Door
+from treering.server.guard import HEADERS, LOOPBACK, Door
 from treering.server.service import Service, Settings
 from treering.storage import manifest
 from treering.terminal import Terminal
@@ -42,11 +43,16 @@ class Protocol(H11Protocol):
     """HTTP whose requests must begin and end: who opens a connection and says too little is hung up on."""
 
     _hang_up: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Expect a request."""
+        """Expect a request, unless there are too many connections."""
         super().connection_made(transport)
-        self._expect()
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.write(_raw("503 Service Unavailable", "too many connections are open: try again in a moment"))
+            transport.close()
+        else:
+            self._expect()
 
     def data_received(self, data: bytes) -> None:
         """Expect a request unless one is being answered."""
@@ -61,13 +67,38 @@ class Protocol(H11Protocol):
         self._stop()
         super().connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        """Expect the other side to read what it was sent."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(LONGEST_HEADERS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Expect nothing: it has read."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP as any other error is answered."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_raw("400 Bad Request", "this is no HTTP request"))
+        self.transport.close()
+
     def _expect(self) -> None:
-        self._hang_up = self.loop.call_later(LONGEST_HEADERS, self.transport.close)
+        self._hang_up = self.loop.call_later(LONGEST_HEADERS, self.transport.abort)
 
     def _stop(self) -> None:
         if self._hang_up is not None:
             self._hang_up.cancel()
             self._hang_up = None
+
+
+def _raw(status: str, error: str) -> bytes:
+    """Return an answer as it is sent, for those who have not asked anything yet."""
+    body = json.dumps({"error": error})
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close", **HEADERS}
+    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers.items()), "", body]
+    return "\r\n".join(lines).encode()
 
 
 class Running(uvicorn.Server):
@@ -128,7 +159,6 @@ def _run(
         server_header=False,
         proxy_headers=False,
         lifespan="on",
-        limit_concurrency=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=LARGEST_HEADERS,
         timeout_keep_alive=int(LONGEST_HEADERS),
         timeout_graceful_shutdown=DRAIN,

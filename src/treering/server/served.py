@@ -23,6 +23,7 @@ from treering.images import arrays
 from treering.learner import Learner
 from treering.photos import accuracies, overview, settings
 from treering.photos.outcome import Score as Counted
+from treering.photos.sorting import folder_name
 from treering.prediction import Teller
 from treering.runtime import pixels
 from treering.runtime.device import find_device
@@ -38,6 +39,8 @@ MOST_SHOWN = 12
 """The most exemplars of a class that are shown, and that a photo is compared with."""
 MOST_LOADED = 4
 """The most models that are loaded at the same time; the one that was not asked for longest goes first."""
+MOST_MODELS = 200
+"""The most models that are served from one folder."""
 PLAIN_NAME = re.compile(r"[^\W_](?:[\w -]{0,62}[\w])?")
 """The names that new models may have: folders are called so."""
 Version = tuple[int, int, int]
@@ -153,8 +156,7 @@ class Served:
 
     def unload(self) -> None:
         """Let the network go; it is loaded again when it is asked."""
-        with self._loading:
-            self._loaded = None
+        self._loaded = None
 
     def size(self) -> int:
         """Return the side in pixels at which the model holds photos."""
@@ -315,7 +317,9 @@ class Models:
         """Serve a model that has learnt nothing yet."""
         if not self.can_add:
             raise TreeringError("this server serves one model: start it with a folder of models to add others")
-        if not PLAIN_NAME.fullmatch(name):
+        if len(self.all()) >= MOST_MODELS:
+            raise TreeringError(f"this server has {MOST_MODELS} models already: remove the folder of one first")
+        if not PLAIN_NAME.fullmatch(name) or folder_name(name) != name:
             raise TreeringError("a model's name has up to 64 letters, digits, spaces, - and _: give another name")
         taken = {one.name.casefold() for one in self.all()} | {path.name.casefold() for path in self.path.iterdir()}
         if name.casefold() in taken:

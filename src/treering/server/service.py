@@ -101,6 +101,14 @@ class Service:
             raise HTTPException(409, f"{served.name} has learnt nothing yet: teach it two classes or more")
         return found
 
+    async def brief(self, served: Served) -> schemas.ModelBrief:
+        """Return what a list tells of a model; a damaged one seems to know nothing, and hides no other."""
+        facts, job = None, self.jobs.of(served)
+        with contextlib.suppress(TreeringError, OSError):
+            facts = await asyncio.to_thread(served.facts)
+        classes, steps = (len(facts.classes), len(facts.steps)) if facts else (0, 0)
+        return schemas.ModelBrief(name=served.name, classes=classes, steps=steps, job=job.id if job else None)
+
     async def described(self, served: Served) -> schemas.Model:
         """Return all that is told of a model."""
         facts = await asyncio.to_thread(served.facts)

@@ -32,7 +32,7 @@ MOST_PHOTOS = 2000
 """The most photos that wait at the same time for one model."""
 PRIVATE = 0o700
 INDEX, OWNER = "index.json", "model.json"
-LARGEST_INDEX = 2**22
+LARGEST_INDEX = 2**26
 PHOTO = re.compile("[0-9a-f]{32}")
 """The names of photos."""
 
@@ -65,12 +65,14 @@ class Tray:
     @classmethod
     def of(cls, model: Path) -> Tray:
         """Return the tray of the model at this path, which is made if there is none."""
-        place = place_of(model) / "tray"
-        place.mkdir(PRIVATE, parents=True, exist_ok=True)
-        owner = place.parent / OWNER
+        around = place_of(model)
+        around.parent.mkdir(PRIVATE, parents=True, exist_ok=True)
+        for folder in (around, around / "tray"):
+            folder.mkdir(PRIVATE, exist_ok=True)
+        owner = around / OWNER
         if not owner.exists():
             files.write(owner, json.dumps({"path": str(model.resolve())}).encode())
-        return cls(place)
+        return cls(around / "tray")
 
     @property
     def room(self) -> int:

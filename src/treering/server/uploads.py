@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import PureWindowsPath
 
 import numpy as np
-from starlette.datastructures import UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from treering.changes import new_label
@@ -20,6 +23,8 @@ MOST_BYTES = 32 * 2**20
 """The most bytes of a photo."""
 MOST_FILES, MOST_FIELDS = 500, 20
 """The most files and other fields of one request."""
+MOST_FORM, LARGEST_FIELD = 2**27, 2**16
+"""The bytes up to which a file of a form stays in memory, which none exceeds, and those of a field that is no file."""
 MOST_MEMORY = 400 * 2**20
 """The most bytes that decoding one photo may take, and all together: 100 megapixels, or 33 with transparency."""
 DECODERS = 2
@@ -45,11 +50,14 @@ class Decoder:
         """Return the photos of a request, decoded to this size; raise HTTPException if it has none."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
-            async with request.form(max_files=MOST_FILES, max_fields=MOST_FIELDS, max_part_size=2**16) as form:
+            form = await _form(request)
+            try:
                 parts = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
                 if not parts:
                     raise HTTPException(422, f"the form has no file: {NO_PHOTO}")
                 return await asyncio.gather(*(self._upload(part, size) for part in parts))
+            finally:
+                await form.close()
         if kind and not kind.startswith("image/") and kind != "application/octet-stream":
             raise HTTPException(415, f"{shown(kind)} is no photo: {NO_PHOTO}")
         content = await request.body()
@@ -79,8 +87,28 @@ class Decoder:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+class _InMemory(MultiPartParser):
+    """A form whose files stay in memory: the bytes of a photo never reach the disk."""
+
+    spool_max_size = MOST_FORM
+
+
+async def _form(request: Request) -> FormData:
+    """Return the fields of a form."""
+    coding = parse_options_header(request.headers["content-type"])[1].get(b"charset", b"utf-8")
+    if coding.lower() not in (b"utf-8", b"utf8"):  # others may not exist, or take long
+        raise HTTPException(415, "the form is not in UTF-8: send it so")
+    limits = {"max_files": MOST_FILES, "max_fields": MOST_FIELDS, "max_part_size": LARGEST_FIELD}
+    try:
+        return await _InMemory(request.headers, request.stream(), **limits).parse()
+    except MultiPartException as error:
+        raise HTTPException(400, error.message) from None
+
+
 def require_name(name: str) -> str:
     """Return the name of a class as it is learnt; raise if no folder of photos could be called so."""
+    if shown(name) != name or "\\" in name or PureWindowsPath(name).drive:
+        raise HTTPException(422, f"{shown(name)} cannot be the name of a class: give another name")
     try:
         return new_label(name, [])
     except TreeringError as error:
