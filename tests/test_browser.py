@@ -26,6 +26,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
+    *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
 ]
 MILLISECONDS = 60_000
 """The longest that anything may take here, on a slow machine."""
@@ -223,6 +224,30 @@ def test_the_keyboard_alone_teaches_asks_renames_and_undoes(address: str, browse
     press("#confirm-yes")
     sync_api.expect(view.locator("#class-list > li")).to_have_count(len(before), timeout=MILLISECONDS)
     assert page.classes() == before
+    page.close()
+
+
+def test_a_camera_takes_a_burst_and_asks_live(address: str, browser: Any, tmp_path: Path) -> None:
+    page = Page(browser, address, permissions=["camera"])
+    view = page.view
+    view.fill("#class-name", "screen")
+    view.click("#teach-camera")
+    view.wait_for_selector("#shutter:visible")
+    view.focus("#shutter")
+    view.keyboard.down(" ")
+    sync_api.expect(view.locator("#tray section[data-class=screen] img").nth(2)).to_be_visible(timeout=MILLISECONDS)
+    view.keyboard.up(" ")
+    view.click("#teach-camera")
+    if page.classes():
+        with view.expect_response("**/predict?*"):
+            view.click("#ask-camera")
+        with view.expect_response("**/predict?*"):  # it asks again by itself
+            view.wait_for_selector("#answer-bars li")
+        view.click("#ask-camera")
+    view.click("#clear-tray")
+    if view.locator("#confirm-yes").is_visible():
+        view.click("#confirm-yes")
+    sync_api.expect(view.locator("#tray section")).to_have_count(0, timeout=MILLISECONDS)
     page.close()
 
 

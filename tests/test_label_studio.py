@@ -365,7 +365,9 @@ def test_no_more_tasks_are_answered_than_label_studio_waits_for(
     model: Model, studio: Studio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = RECORDED["predict"]["body"]["tasks"][0]
-    assert model.sent("predict", lambda body: body.update(tasks=[task] * (label_studio.MOST_TASKS + 1))).status_code == 422
+    assert (
+        model.sent("predict", lambda body: body.update(tasks=[task] * (label_studio.MOST_TASKS + 1))).status_code == 422
+    )
     monkeypatch.setattr(label_studio, "PATIENCE", -1.0)
     assert all("result" not in one for one in model.results())
     assert studio.asked == []

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -298,6 +303,28 @@ def test_a_process_that_dies_is_started_again_and_a_job_that_kills_it_fails(clie
     assert ended(client, job)["state"] == "done"
     assert service.jobs._process is not first
     assert "owl" in treering.load(model).classes_
+
+
+def test_a_server_that_is_told_to_end_answers_what_it_was_asked_first(model: Path) -> None:
+    command = [sys.executable, "-m", "treering", "serve", str(model), "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        found = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
+        assert found
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=SECONDS)
+        content = photo("cat")
+        connection.putrequest("POST", "/api/models/pets/predict")
+        connection.putheader("Content-Length", str(len(content)))
+        connection.endheaders(content[:-5])
+        time.sleep(0.5)  # the request is being read
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        connection.send(content[-5:])
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert json.loads(answer.read())["predictions"][0]["classes"][0]["name"] == "cat"
+        connection.close()
+        assert process.wait(SECONDS) in (0, -signal.SIGTERM)
 
 
 # Changing
