@@ -8,7 +8,9 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 README, DOCS = PROJECT / "README.md", PROJECT / "docs"
-PHOTOS, EXPERIMENTS, RESULTS = (DOCS / f"{name}.md" for name in ("photos", "experiments", "results"))
+PHOTOS, SERVING, EXPERIMENTS, RESULTS = (
+    DOCS / f"{name}.md" for name in ("photos", "serving", "experiments", "results")
+)
 
 
 def parts(page: str, name: str) -> list[str]:

@@ -38,6 +38,8 @@ from treering.storage import check, manifest
 
 SECONDS = 120.0
 """The most seconds that anything may take here."""
+BEFORE = 0.25
+"""The share of the moments that lie before the training; the others are spread over it."""
 SIDE = 20
 CHANGES = (
     *("method=tuned", "augmentation.kind=photo", "training.shape=cosine", "balanced.shape=cosine", "training.lr=0.01"),
@@ -128,8 +130,14 @@ def disturbed(model: Path, files: list[Path], share: float, seconds: float, want
     server = Server(model)
     server.ask("/health")
     job = begin(server, model.name, files)
-    time.sleep(share * seconds)
-    stage = server.ask(f"/api/jobs/{job}")["stage"]
+    if share < BEFORE:
+        time.sleep(share * seconds)
+    told = server.ask(f"/api/jobs/{job}")
+    while share >= BEFORE and not told["ended"]:
+        if told["stage"] == "training" and told["done"] >= told["total"] * (share - BEFORE) / (1 - BEFORE):
+            break
+        told = server.ask(f"/api/jobs/{job}")
+    stage = told["stage"]
     server.end(signal.SIGKILL)
     left = digest(model)
     trial: dict[str, Any] = {"killed while": stage, "wrong": []}

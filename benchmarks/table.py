@@ -165,6 +165,36 @@ def _right(draw: Record, what: str) -> float:
     return next((run["percent_right"] for run in draw["runs"] if run["what"] == what), math.nan)
 
 
+def serving() -> str:
+    """Return tables of the server's speed by clients, beside one photo at a time, and what else was measured of it."""
+    found = measured("serving")
+    new, mixed, kills = found["new class"], found["mixed load"], measured("server_kills")
+    lines = [
+        f"| {found['cores']} cores, commit {found['commit'][:7]} | one at a time: photos/s | treering: photos/s "
+        "| half of the answers within | 99 % within |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for clients, batches in found["batches"].items():
+        alone = found["one at a time"][clients]["predictions_per_second"]
+        times = f"{batches['p50_ms']:.0f} ms | {batches['p99_ms']:.0f} ms"
+        who = "one client" if clients == "1" else f"{clients} clients"
+        lines.append(f"| {who} | {alone:.0f} | {batches['predictions_per_second']:.0f} | {times} |")
+    learning = f"{new['p50_ms_meanwhile']:.0f} ms | {new['p99_ms_meanwhile']:.0f} ms"
+    first, last = (mixed[f"megabytes_in_the_{part}_fifth"] for part in ("second", "last"))
+    load = f"{mixed['asked']:,} photos asked, {mixed['taught']} jobs, {mixed['refused']:,} bad photos"
+    lines += [
+        f"| one client while a step is learnt | | | {learning} |",
+        "",
+        "The clients share the cores with the server. Ten photos of a class that is new to a model of",
+        f"{found['classes']} classes are told rightly {new['answered_rightly_after_seconds']:.0f} s after the first is",
+        f"sent. In {mixed['minutes']:g} minutes of mixed load ({load}),",
+        f"the server's memory went from {first:,} MB in the second fifth of that time to {last:,} MB in the last.",
+        f"In {kills['kills'] - kills['wrong']} of {kills['kills']} trials it was killed in the middle of a job, and lost",
+        "nothing.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def parts() -> dict[tuple[Path, str], str]:
     """Return the generated text of each page and part."""
     results = read_results(pages.PROJECT / "results")
@@ -177,6 +207,7 @@ def parts() -> dict[tuple[Path, str], str]:
         (pages.PHOTOS, "networks"): networks(),
         (pages.PHOTOS, "unknown"): unknown(),
         (pages.PHOTOS, "classes"): many_classes(),
+        (pages.SERVING, "serving"): serving(),
         (pages.RESULTS, "tables"): markdown.measured(results),
         (pages.RESULTS, "speed"): throughput() + "\n" + scaling(),
     }

@@ -26,7 +26,7 @@ from treering.errors import TreeringError, is_out_of_memory
 from treering.images import arrays
 from treering.methods.base import Method, Step
 from treering.recipe import Augmentation, Budget, Recipe
-from treering.runtime.pixels import Images, digests, join, tensor
+from treering.runtime.pixels import Images, digests, join
 from treering.session import own_precision
 from treering.storage import check as checks
 from treering.storage import model_folder, resume
@@ -198,9 +198,9 @@ def read(backbone: nn.Module | None, device: torch.device, folder: Folder, manif
         if is_out_of_memory(error):
             raise
         raise TreeringError(f"the weights in {path} do not fit the backbone {recipe.backbone}: {error}") from None
-    memory, held_out = model_folder.images_of(folder, manifest)
+    memory, held_out = model_folder.images_of(folder, manifest, method.reads_memory)
     for label, ranked in memory.items():
-        method.memory.store(label, tensor(ranked).to(device) if method.reads_memory else ranked)
+        method.memory.store(label, ranked.to(device) if isinstance(ranked, Tensor) else ranked)
     return Model(method, seed, shape, list(manifest.classes), history, dict(held_out))
 
 
@@ -208,7 +208,7 @@ def examine(folder: Folder, manifest: Manifest) -> None:
     """Read a version completely, as far as its network can be built; raise if it cannot be used."""
     if recipe_of(folder, manifest).backbone == "custom":
         model_folder.history_of(folder, manifest)
-        model_folder.images_of(folder, manifest)
+        model_folder.images_of(folder, manifest, methods.find(manifest.recipe["method"]).reads_memory)
         model_folder.require_whole(folder, manifest, manifest.files.weights)
     else:
         read(None, torch.device("cpu"), folder, manifest)

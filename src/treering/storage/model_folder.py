@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from treering import words
@@ -303,8 +304,13 @@ def weights_of(
         raise TreeringError(f"{file} cannot be used, since {error}: {COPY}") from None
 
 
-def images_of(folder: Folder, manifest: Manifest) -> tuple[dict[int, Pictures], dict[int, Pictures]]:
-    """Read the exemplars and the held-out images of each column that has some; they are decoded when they are used."""
+def images_of(
+    folder: Folder, manifest: Manifest, decoded: bool
+) -> tuple[dict[int, Tensor] | dict[int, Pictures], dict[int, Pictures]]:
+    """Read the exemplars and the held-out images of each column that has some.
+
+    Exemplars are `decoded` here or, as held-out images are, when they are used.
+    """
     shape, by_kind = manifest.image_shape, (manifest.files.memory, manifest.files.held_out)
     entries = [entry for by_class in by_kind for ranked in by_class for entry in ranked]
     taken = len(entries) * math.prod(shape)
@@ -318,24 +324,37 @@ def images_of(folder: Folder, manifest: Manifest) -> tuple[dict[int, Pictures], 
 
     def whole(entry: Entry) -> bytes:
         content = _read(folder, entry, pictures.most_bytes(shape))
-        if entry.sha256 in known:
-            return known[entry.sha256]
-        try:
+        if entry.sha256 not in known:
             pictures.require_decodable(content, shape)
-        except ValueError as error:
-            file = folder.path / entry.name
-            raise TreeringError(f"{file} is no image of the model's shape, since {error}: {COPY}") from None
         return known.setdefault(entry.sha256, content)
 
-    def of_class(ranked: Sequence[Entry]) -> Pictures:
-        return Pictures(list(map(whole, ranked)), shape)
+    def each(ranked: Sequence[Entry], use: Callable[[Entry], Read]) -> list[Read]:
+        found = []
+        for entry in ranked:
+            try:
+                found.append(use(entry))
+            except TreeringError:
+                raise
+            except ValueError as error:
+                file = folder.path / entry.name
+                raise TreeringError(f"{file} is no image of the model's shape, since {error}: {COPY}") from None
+        return found
+
+    def as_files(ranked: Sequence[Entry]) -> Pictures:
+        return Pictures(each(ranked, whole), shape)
+
+    def as_pixels(ranked: Sequence[Entry]) -> Tensor:
+        most = pictures.most_bytes(shape)
+        return torch.stack(each(ranked, lambda entry: pictures.decoded(_read(folder, entry, most), shape)))
+
+    def by_label(read: Callable[[Sequence[Entry]], Read], by_class: Sequence[Sequence[Entry]]) -> dict[int, Read]:
+        some = {label: ranked for label, ranked in enumerate(by_class) if ranked}
+        return dict(zip(some, pool.map(read, some.values()), strict=True))
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        memory, held_out = (
-            {label: found for label, found in enumerate(pool.map(of_class, by_class)) if len(found)}
-            for by_class in by_kind
-        )
-    return memory, held_out
+        memory, held_out = by_kind
+        kept = by_label(as_pixels, memory) if decoded else by_label(as_files, memory)
+        return kept, by_label(as_files, held_out)
 
 
 def history_of(folder: Folder, manifest: Manifest) -> list[dict[str, Any]]:
