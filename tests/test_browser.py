@@ -1,16 +1,19 @@
-"""The page in a real browser: two classes are taught, asked, joined by a third, forgotten and undone.
+"""The page in a real browser: classes are taught, asked, joined by others, renamed, forgotten and undone.
 
 The tests are skipped where there is no Chromium.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,10 @@ ARGUMENTS = [
 MILLISECONDS = 60_000
 """The longest that anything may take here, on a slow machine."""
 PHOTOS = 8
+SHOWN = 10
+"""The photos of a class in the tray that are shown at first."""
+MANY = 12
+"""So many photos that what their class loses cannot be chance."""
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed, so the page is not tested"),
@@ -39,24 +46,34 @@ pytestmark = [
 
 
 def picture(kind: str, seed: int) -> Image.Image:
-    """A picture of a kind: stripes, dots, or a ramp, with noise."""
+    """A picture of a kind, with noise."""
     random = np.random.RandomState(seed)
     y, x = np.mgrid[0:96, 0:96]
     shift = random.randint(0, 24)
-    stripes, dots = (x + shift) // 8 % 2, ((x + shift) % 24 - 12) ** 2 + (y % 24 - 12) ** 2 < 40
-    plain = {"stripes": 255 * stripes, "dots": 255 * dots}.get(kind, 2 * x + random.randint(0, 40))
-    colour = {"stripes": (1.0, 0.6, 0.2), "dots": (0.2, 0.5, 1.0)}.get(kind, (0.3, 1.0, 0.4))
+    plain, colour = {
+        "stripes": (255 * ((x + shift) // 8 % 2), (1.0, 0.6, 0.2)),
+        "dots": (255 * (((x + shift) % 24 - 12) ** 2 + (y % 24 - 12) ** 2 < 40), (0.2, 0.5, 1.0)),
+        "ramps": (2 * x + shift, (0.3, 1.0, 0.4)),
+        "checks": (255 * (((x + shift) // 24 + y // 24) % 2), (1.0, 0.2, 0.8)),
+    }[kind]
     pixels = plain[..., None] * np.array(colour) + random.normal(0, 12, (96, 96, 3))
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def pictures(folder: Path, kind: str, begin: int = 0) -> list[str]:
+def pictures(folder: Path, kind: str, begin: int = 0, count: int = PHOTOS) -> list[str]:
     """Write pictures of a kind; return their files."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{kind}-{number}.png" for number in range(begin, begin + PHOTOS)]
+    files = [folder / f"{kind}-{number}.png" for number in range(begin, begin + count)]
     for number, file in enumerate(files, begin):
         picture(kind, number).save(file)
     return list(map(str, files))
+
+
+def noise(folder: Path) -> str:
+    """Write a picture of nothing at all; return its file."""
+    file = folder / "noise.png"
+    Image.fromarray(np.random.RandomState(0).randint(0, 256, (96, 96, 3)).astype(np.uint8)).save(file)
+    return str(file)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +89,30 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) in (0, -signal.SIGTERM)
     process.stdout.close()
+
+
+def requested(url: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
+    """Return what the server answers to a program."""
+    request = urllib.request.Request(url, body, {"Content-Type": kind})
+    with urllib.request.urlopen(request, timeout=MILLISECONDS / 1000) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+@pytest.fixture
+def taught(address: str) -> str:
+    """Where a server answers whose model knows two classes or more, even if a test runs alone."""
+    model = f"{address}api/models/shapes"
+    if not json.loads(requested(model))["classes"]:
+        for kind in ("stripes", "dots"):
+            for number in range(PHOTOS):
+                content = io.BytesIO()
+                picture(kind, number).save(content, "png")
+                requested(f"{model}/tray?class={kind}", content.getvalue(), "image/png")
+        job = json.loads(requested(f"{model}/jobs", b'{"effort": "fast"}'))["id"]
+        events = requested(f"{address}api/jobs/{job}/events").decode()  # they end when the job does
+        assert json.loads(events.split("data: ")[-1])["state"] == "done"
+    return address
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +142,11 @@ class Page:
 
     def put(self, name: str, files: list[str]) -> None:
         """Put photos of a class into the tray."""
-        before = self.view.locator("#tray section img").count()
         self.view.fill("#class-name", name)
         self.view.set_input_files("#teach-files", files)
-        sync_api.expect(self.view.locator("#tray section img")).to_have_count(before + len(files), timeout=MILLISECONDS)
+        self.view.wait_for_selector(f"#tray section[data-class={name}] > .remove:visible")  # all have arrived
+        shown = self.view.locator(f"#tray section[data-class={name}] img")
+        sync_api.expect(shown).to_have_count(min(len(files), SHOWN), timeout=MILLISECONDS)
 
     def forget_last_job(self) -> None:
         """Have the page show no job that has ended."""
@@ -116,11 +158,11 @@ class Page:
         """Wait until the job is done."""
         self.view.wait_for_selector("#job[data-state=done]")
 
-    def ask(self, file: str) -> str:
-        """Ask about a photo; return the class of the longest bar."""
-        with self.view.expect_response("**/predict?*"):
-            self.view.set_input_files("#ask-files", file)
-        self.view.wait_for_selector("#answer-bars li")
+    def answered(self) -> str | None:
+        """Return the class of the longest bar once the answer has come; None if the photo is unknown."""
+        self.view.wait_for_selector("#ask:not(.thinking) #answer:visible")
+        if self.view.locator("#unknown").is_visible():
+            return None
         name: str = self.view.locator("#answer-bars li").first.get_attribute("data-class")
         return name
 
@@ -134,7 +176,7 @@ def test_a_stranger_teaches_asks_forgets_and_undoes_by_clicking(address: str, br
     page = Page(browser, address)
     view = page.view
     assert view.locator("#learn").is_disabled()
-    page.put("stripes", pictures(tmp_path, "stripes"))
+    page.put("stripes", pictures(tmp_path, "stripes", count=MANY))
     page.put("dots", pictures(tmp_path, "dots"))
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
@@ -144,41 +186,50 @@ def test_a_stranger_teaches_asks_forgets_and_undoes_by_clicking(address: str, br
     page.errors.clear()
     view.reload()  # the tray is the server's
     view.wait_for_selector("body.ready")
-    sync_api.expect(view.locator("#tray section img")).to_have_count(2 * PHOTOS)
+    sync_api.expect(view.locator("#tray section img")).to_have_count(SHOWN + PHOTOS)
     view.select_option("#effort", "fast")
     view.click("#learn")
     page.learnt()
     assert page.classes() == ["dots", "stripes"]
-    test = pictures(tmp_path / "test", "dots", 100)[0]
-    assert page.ask(test) == "dots"
+    view.set_input_files("#ask-files", pictures(tmp_path / "test", "dots", 100)[0])
+    assert page.answered() == "dots"
     assert view.locator("#nearest figure").count() > 0
-    noise = tmp_path / "noise.png"
-    Image.fromarray(np.random.RandomState(0).randint(0, 256, (96, 96, 3)).astype(np.uint8)).save(noise)
-    view.set_input_files("#ask-files", str(noise))
-    view.wait_for_selector("#unknown:visible")
+    view.set_input_files("#ask-files", noise(tmp_path))
+    assert page.answered() is None
 
-    page.put("lines", pictures(tmp_path, "stripes", 50))  # they look like the first class, which must suffer
+    page.put("lines", pictures(tmp_path, "stripes", 50, MANY))  # they look like the first class, which must suffer
+    page.put("ramps", pictures(tmp_path, "ramps"))
     page.forget_last_job()
     view.select_option("#effort", "usual")
     view.click("#learn")
     view.wait_for_selector("#job[data-stage=training]")
     page.learnt()
-    assert page.classes() == ["dots", "lines", "stripes"]
+    assert page.classes() == ["dots", "lines", "ramps", "stripes"]
     assert view.locator("#step-list > li").count() == 2
-    assert "stripes" in view.locator("#job").inner_text()
+    assert [one.get_attribute("data-lost") for one in view.locator("#job [data-lost]").all()] == ["stripes"]
+    assert view.locator("#class-list [data-lost=stripes]").is_visible()
 
-    view.locator("#class-list > li[data-class=lines] button").first.click()
+    view.locator("#class-list > li[data-class=ramps] button").first.click()
     view.click("#forget")
     view.click("#confirm-no")
+    assert len(page.classes()) == 4
     view.click("#forget")
+    view.click("#confirm-yes")
+    sync_api.expect(view.locator("#class-list > li")).to_have_count(3, timeout=MILLISECONDS)
+    assert page.classes() == ["dots", "lines", "stripes"]
+    view.click("#undo")
+    view.click("#confirm-no")
+    assert len(page.classes()) == 3
+    view.click("#undo")
     view.click("#confirm-yes")
     sync_api.expect(view.locator("#class-list > li")).to_have_count(2, timeout=MILLISECONDS)
     assert page.classes() == ["dots", "stripes"]
+    assert view.locator("#step-list > li").count() == 1
     page.close()
 
 
-def test_the_keyboard_alone_teaches_asks_renames_and_undoes(address: str, browser: Any, tmp_path: Path) -> None:
-    page = Page(browser, address)
+def test_the_keyboard_alone_teaches_asks_renames_forgets_and_undoes(taught: str, browser: Any, tmp_path: Path) -> None:
+    page = Page(browser, taught)
     view = page.view
 
     def press(selector: str, key: str = "Enter") -> None:
@@ -191,25 +242,28 @@ def test_the_keyboard_alone_teaches_asks_renames_and_undoes(address: str, browse
             view.keyboard.press("Tab")
         raise AssertionError(f"the keyboard does not reach {selector}")
 
-    if not page.classes():  # this test runs alone
-        page.put("stripes", pictures(tmp_path, "stripes"))
-        page.put("dots", pictures(tmp_path, "dots"))
-        view.select_option("#effort", "fast")
-        view.click("#learn")
-        page.learnt()
+    def choose(selector: str, files: str | list[str]) -> None:
+        """Press the button that opens the chooser of files, and choose some."""
+        with view.expect_file_chooser() as chooser:
+            press(selector)
+        chooser.value.set_files(files)
+
     before = page.classes()
     page.forget_last_job()
-    press("#class-name", "End")
-    view.keyboard.type("ramps")
-    with view.expect_file_chooser() as chooser:
-        press("#teach-choose")
-    chooser.value.set_files(pictures(tmp_path, "ramps"))
-    sync_api.expect(view.locator("#tray section img")).to_have_count(PHOTOS, timeout=MILLISECONDS)
-    view.select_option("#effort", "fast")
+    for waiting, name in enumerate(["ramps", "checks"], 1):
+        press("#class-name", "Control+a")
+        view.keyboard.type(name)
+        choose("#teach-choose", pictures(tmp_path, name))
+        sync_api.expect(view.locator("#tray section img")).to_have_count(waiting * PHOTOS, timeout=MILLISECONDS)
+    press("#effort", "f")
+    assert view.locator("#effort").input_value() == "fast"
     press("#learn")
     page.learnt()
-    assert page.classes() == sorted([*before, "ramps"])
-    assert page.ask(pictures(tmp_path / "test", "ramps", 100)[0]) == "ramps"
+    assert page.classes() == sorted([*before, "checks", "ramps"])
+    choose("#ask-choose", pictures(tmp_path / "test", "ramps", 100)[0])
+    assert page.answered() == "ramps"
+    choose("#ask-choose", noise(tmp_path))
+    assert page.answered() is None
     press("#class-list > li[data-class=ramps] button")
     view.wait_for_selector("dialog#class[open]")
     view.keyboard.press("Escape")
@@ -220,6 +274,11 @@ def test_the_keyboard_alone_teaches_asks_renames_and_undoes(address: str, browse
     press("#rename")
     view.wait_for_selector("#class-list > li[data-class=gradients]")
     view.keyboard.press("Escape")
+    press("#class-list > li[data-class=checks] button")
+    press("#forget")
+    press("#confirm-yes")
+    sync_api.expect(view.locator("#class-list > li")).to_have_count(len(before) + 1, timeout=MILLISECONDS)
+    assert page.classes() == sorted([*before, "gradients"])
     press("#undo")
     press("#confirm-yes")
     sync_api.expect(view.locator("#class-list > li")).to_have_count(len(before), timeout=MILLISECONDS)
@@ -227,8 +286,8 @@ def test_the_keyboard_alone_teaches_asks_renames_and_undoes(address: str, browse
     page.close()
 
 
-def test_a_camera_takes_a_burst_and_asks_live(address: str, browser: Any, tmp_path: Path) -> None:
-    page = Page(browser, address, permissions=["camera"])
+def test_a_camera_takes_a_burst_and_asks_live(taught: str, browser: Any) -> None:
+    page = Page(browser, taught, permissions=["camera"])
     view = page.view
     view.fill("#class-name", "screen")
     view.click("#teach-camera")
@@ -238,15 +297,16 @@ def test_a_camera_takes_a_burst_and_asks_live(address: str, browser: Any, tmp_pa
     sync_api.expect(view.locator("#tray section[data-class=screen] img").nth(2)).to_be_visible(timeout=MILLISECONDS)
     view.keyboard.up(" ")
     view.click("#teach-camera")
-    if page.classes():
-        with view.expect_response("**/predict?*"):
-            view.click("#ask-camera")
-        with view.expect_response("**/predict?*"):  # it asks again by itself
-            view.wait_for_selector("#answer-bars li")
+    with view.expect_response("**/predict?nearest=0"):
         view.click("#ask-camera")
+    with view.expect_response("**/predict?nearest=0"):  # it asks again by itself
+        view.wait_for_selector("#answer-bars li")
+    assert view.locator("#nearest figure").count() == 0
+    view.click("#ask-camera")
+    view.wait_for_selector("#nearest figure")  # the last picture is asked once more, and in full
+    assert view.locator("#asked").is_visible()
     view.click("#clear-tray")
-    if view.locator("#confirm-yes").is_visible():
-        view.click("#confirm-yes")
+    view.click("#confirm-yes")
     sync_api.expect(view.locator("#tray section")).to_have_count(0, timeout=MILLISECONDS)
     page.close()
 
@@ -255,12 +315,12 @@ LOOKS = [(1280, "light", "en-GB"), (360, "dark", "de-DE"), (375, "light", "es-ES
 
 
 @pytest.mark.parametrize(("width", "scheme", "language"), LOOKS)
-def test_every_look_is_accessible_and_fits(address: str, browser: Any, width: int, scheme: str, language: str) -> None:
+def test_every_look_is_accessible_and_fits(taught: str, browser: Any, width: int, scheme: str, language: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     page = Page(
         browser,
-        address,
+        taught,
         viewport={"width": width, "height": 800},
         color_scheme=scheme,
         locale=language,
@@ -275,10 +335,47 @@ def test_every_look_is_accessible_and_fits(address: str, browser: Any, width: in
         assert not [one["id"] for one in found if one["impact"] in ("serious", "critical")]
 
     require_accessible()
-    if page.classes():
-        view.locator("#class-list > li button").first.click()
-        view.wait_for_selector("dialog#class[open]")
-        require_accessible()
+    view.locator("#class-list > li button").first.click()
+    view.wait_for_selector("dialog#class[open]")
+    require_accessible()
+    page.close()
+
+
+def test_the_page_finds_the_server_again_and_says_when_it_has_a_new_token(address: str, browser: Any) -> None:
+    page = Page(browser, address)
+    view = page.view
+
+    def require(connection: str, is_told: bool) -> None:
+        """Look after the model, as the page does now and then, and wait for what it thinks of the connection."""
+        view.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        view.wait_for_selector(f"body[data-connection={connection}]")
+        assert view.locator("#trouble").is_visible() == is_told
+
+    anything = re.compile("/api/|/health")
+    view.route(anything, lambda route: route.abort())
+    require("lostConnection", True)
+    view.unroute(anything)
+    view.route(anything, lambda route: route.fulfill(status=401, json={"error": "it asks for its token"}))
+    require("newToken", True)
+    view.unroute(anything)
+    require("connected", False)
+    assert page.errors  # the browser notes what was not answered
+    page.errors.clear()
+    page.close()
+
+
+def test_one_event_that_cannot_be_shown_does_not_freeze_the_job(taught: str, browser: Any) -> None:
+    page = Page(browser, taught)
+    begin = """async () => {
+        const { follow } = await import("/page/job.js"), { shown } = await import("/page/model.js");
+        const job = { id: "0", model: shown.name, state: "cancelled", stage: "ended", classes: {}, warnings: [] };
+        follow({ ...job, warnings: null });
+        follow(job);
+    }"""
+    page.view.evaluate(begin)
+    page.view.wait_for_selector("#dismiss:visible")
+    assert page.errors  # the first is told to who looks for it
+    page.errors.clear()
     page.close()
 
 

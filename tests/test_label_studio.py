@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -29,10 +30,11 @@ from starlette.testclient import TestClient
 
 from treering import TreeringError
 from treering.photos import learn as photos
-from treering.server import label_studio, uploads
+from treering.server import label_studio, service, tray, uploads
 from treering.server.label_studio import Photos
-from treering.server.served import Loaded
-from treering.server.service import Service
+from treering.server.schemas import Effort, Job
+from treering.server.served import Loaded, Served
+from treering.server.service import DRAIN, Service
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("label_studio_requests.json").read_text())
 CLASSES = {"Blue Jay": 8, "Cardinal": 8, "Mallard": 8}
@@ -67,6 +69,8 @@ class Studio:
         self.gate = threading.Event()
         """Whether photos are answered now."""
         self.gate.set()
+        self.gated = ""
+        """A part of the paths of the photos that wait for that; the others are answered in any case."""
         self.pause = 0.0
         """The seconds between two bytes of an answer."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -91,7 +95,8 @@ class Studio:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 studio.asked.append((self.path, self.headers.get("authorization", "")))
-                studio.gate.wait(PATIENCE)
+                if studio.gated in self.path:
+                    studio.gate.wait(PATIENCE)
                 self.reply(*studio.answer(self.path, self.headers.get("authorization", "")))
 
             def do_POST(self) -> None:
@@ -139,7 +144,7 @@ def running() -> Iterator[Studio]:
 @pytest.fixture
 def studio(running: Studio) -> Iterator[Studio]:
     """A Label Studio that has not been asked for anything."""
-    running.asked, running.answers, running.pause = [], {}, 0.0
+    running.asked, running.answers, running.pause, running.gated = [], {}, 0.0, ""
     yield running
     running.gate.set()
 
@@ -186,6 +191,13 @@ class Model:
         assert self.sent(kind, change).status_code == 200
         assert time.monotonic() - begun < WEBHOOK_TIMEOUT
 
+    def put(self, name: str) -> None:
+        """Put a photo of a class into the tray by hand."""
+        headers = {"content-type": "image/png"}
+        self.client.post(
+            f"/api/models/{self.name}/tray", params={"class": name}, content=photo(name), headers=headers
+        ).raise_for_status()
+
     def results(self, **changes: Any) -> list[dict[str, Any]]:
         """Return what is predicted for the recorded tasks."""
         answer = self.sent("predict", lambda body: body.update(changes))
@@ -217,10 +229,26 @@ def client(served: tuple[TestClient, Service]) -> TestClient:
 def model(served: tuple[TestClient, Service], studio: Studio) -> Model:
     """A model of this test's own that knows `CLASSES`."""
     client, service = served
-    place = service.settings.path
+    place = service.models.path
     name = f"birds{sum(1 for _ in place.iterdir())}"
     shutil.copytree(place / "birds", place / name)
     return Model(client, name)
+
+
+@pytest.fixture
+def restarted(
+    served: tuple[TestClient, Service], studio: Studio, tmp_path: Path
+) -> Callable[[], contextlib.AbstractContextManager[Model]]:
+    """Starts a server of this test's own, whose model knows `CLASSES`; it may be started again when it has ended."""
+    place = Path(shutil.copytree(served[1].models.path / "birds", tmp_path / "birds"))
+
+    @contextlib.contextmanager
+    def started() -> Iterator[Model]:
+        client, _ = client_of(place, label_studio=studio.address, label_studio_key=KEY)
+        with client:
+            yield Model(client, place.name)
+
+    return started
 
 
 @pytest.fixture
@@ -457,6 +485,139 @@ def test_too_many_events_are_refused_and_none_is_counted_twice(
     wait(lambda: model.sent("deleted").status_code == 200)
 
 
+ADDRESS: str = RECORDED["created"]["body"]["task"]["data"]["image"]
+
+
+def test_an_annotation_does_not_wait_for_predictions(model: Model, studio: Studio) -> None:
+    tasks = RECORDED["predict"]["body"]["tasks"][:1] * 20
+    studio.gated = tasks[0]["data"]["image"]
+    assert studio.gated != ADDRESS
+    studio.gate.clear()
+    predicting = threading.Thread(target=model.results, kwargs={"tasks": tasks})
+    predicting.start()
+    wait(lambda: len(studio.asked) == label_studio.AT_ONCE)
+    model.told("created")
+    model.comes_to({"White Pelican": 1})
+    assert len(studio.asked) == label_studio.AT_ONCE + 1
+    studio.gate.set()
+    predicting.join()
+
+
+def test_a_photo_that_cannot_be_had_just_now_is_fetched_again_before_it_replaces_the_old_one(
+    model: Model, studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(label_studio, "PAUSES", (0.05,) * 1000)
+    model.told("created")
+    model.comes_to({"White Pelican": 1})
+    studio.answers[ADDRESS] = (503, {}, b"")
+    model.told("updated")
+    wait(lambda: len(studio.asked) > 3)
+    assert model.tray() == {"White Pelican": 1}
+    studio.answers[ADDRESS] = (0, {}, b"no HTTP")
+    asked = len(studio.asked)
+    wait(lambda: len(studio.asked) > asked + 2)
+    studio.answers.clear()
+    model.comes_to({"Mallard": 1})
+
+
+@pytest.mark.parametrize(("status", "times"), [(503, 4), (429, 4), (404, 1), (302, 1)])
+def test_a_photo_that_is_not_to_be_had_is_given_up_with_a_warning_that_names_its_task(
+    model: Model,
+    studio: Studio,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    times: int,
+) -> None:
+    """What was said of the task before is not learnt either, since it holds no longer."""
+    monkeypatch.setattr(label_studio, "PAUSES", (0.01,) * 3)
+    model.told("created", says("White Pelican"))
+    model.comes_to({"White Pelican": 1})
+    studio.answers[ADDRESS] = (status, {}, b"")
+    model.told("updated", says("Mallard"))
+    wait(lambda: any("task 19" in one.getMessage() and str(status) in one.getMessage() for one in caplog.records))
+    assert len(studio.asked) == 1 + times
+    assert model.tray() == {}
+    studio.answers.clear()
+    model.told("updated", says("Mallard"))
+    model.comes_to({"Mallard": 1})
+
+
+# Restarts
+
+
+Starting = Callable[[], contextlib.AbstractContextManager[Model]]
+
+
+def test_after_a_restart_the_photos_that_wait_are_learnt(restarted: Starting, monkeypatch: pytest.MonkeyPatch) -> None:
+    with restarted() as model:
+        model.told("created")
+        model.comes_to({"White Pelican": 1})
+        assert model.jobs() == []
+    monkeypatch.setattr(label_studio, "QUIET", 0.2)
+    with restarted() as model:
+        wait(lambda: [one["state"] for one in model.jobs()] == ["done"])
+        assert model.jobs()[0]["classes"] == {"White Pelican": 1}
+        assert "White Pelican" in model.classes()
+
+
+def test_after_a_restart_a_task_is_learnt_as_what_is_said_of_it_last(restarted: Starting) -> None:
+    with restarted() as model:
+        model.told("created", says("White Pelican"))
+        model.told("created", says("Cardinal", annotation=10, task=20))
+        model.comes_to({"White Pelican": 1, "Cardinal": 1})
+    with restarted() as model:
+        model.told("updated", says("Mallard"))
+        model.comes_to({"Cardinal": 1, "Mallard": 1})
+    with restarted() as model:
+        model.told("deleted", lambda body: body.update(annotations=of(9)))
+        model.comes_to({"Cardinal": 1})
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [None, b"", b"\xff", b"[" * 10**5, b'{"photo_of": 7, "waits": true}', b'{"waits": true}' + b" " * 2**23],
+    ids=lambda notes: repr(notes)[:20],
+)
+def test_photos_that_no_annotation_is_known_of_are_left_to_the_user(
+    restarted: Starting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: bytes | None
+) -> None:
+    monkeypatch.setattr(label_studio, "QUIET", 0.05)
+    with restarted() as model:
+        model.put("Mallard")
+    if notes is not None:
+        (tray.place_of(tmp_path / "birds") / label_studio.NOTES).write_bytes(notes)
+    with restarted() as model:
+        time.sleep(0.5)
+        assert model.tray() == {"Mallard": 1}
+        assert model.jobs() == []
+        model.told("created", says("Cardinal"))
+        wait(lambda: [one["classes"] for one in model.jobs()] == [{"Cardinal": 1, "Mallard": 1}])
+
+
+def test_what_was_answered_is_dealt_with_before_the_server_ends(restarted: Starting, studio: Studio) -> None:
+    with restarted() as model:
+        studio.gate.clear()
+        model.told("created")
+        model.told("created", says("Cardinal", annotation=10, task=20))
+        threading.Timer(0.3, studio.gate.set).start()
+    with restarted() as model:
+        assert model.tray() == {"White Pelican": 1, "Cardinal": 1}
+
+
+def test_a_server_that_ends_does_not_wait_to_fetch_again(
+    restarted: Starting, studio: Studio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(label_studio, "PAUSES", (1e6,))
+    studio.answers[ADDRESS] = (503, {}, b"")
+    with restarted() as model:
+        model.told("created")
+        wait(lambda: bool(studio.asked))
+        begun = time.monotonic()
+    assert time.monotonic() - begun < DRAIN
+    assert any("task 19" in one.getMessage() for one in caplog.records)
+
+
 # Learning
 
 
@@ -485,6 +646,46 @@ def test_training_is_begun_when_label_studio_asks_for_it(model: Model, studio: S
     model.told("created", says("Cardinal", annotation=10, task=20))
     model.comes_to({"Cardinal": 1})
     assert len(model.jobs()) == 1
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The efforts of the jobs that were to be begun; none can be begun until `MOST_QUEUED` is another number."""
+    begin, found = Service.begin_job, list[str]()
+
+    async def counted(self: Service, served: Served, effort: Effort) -> Job:
+        found.append(effort)
+        return await begin(self, served, effort)
+
+    monkeypatch.setattr(Service, "begin_job", counted)
+    monkeypatch.setattr(service, "MOST_QUEUED", 0)
+    monkeypatch.setattr(label_studio, "QUIET", 0.1)
+    return found
+
+
+@pytest.mark.parametrize(("kinds", "effort"), [(["created"], "fast"), (["created", "training"], "usual")])
+def test_what_cannot_be_learnt_because_too_much_waits_is_learnt_later(
+    model: Model, tried: list[str], monkeypatch: pytest.MonkeyPatch, kinds: list[str], effort: str
+) -> None:
+    for kind in kinds:
+        model.told(kind)
+    wait(lambda: tried[-3:] == [effort] * 3)
+    assert model.tray() == {"White Pelican": 1}
+    assert model.jobs() == []
+    monkeypatch.setattr(service, "MOST_QUEUED", 20)
+    wait(lambda: [one["state"] for one in model.jobs()] == ["done"])
+    assert model.jobs()[0]["effort"] == effort
+
+
+def test_learning_is_not_tried_for_ever(
+    model: Model, tried: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(label_studio, "TRIES", 3)
+    model.told("created")
+    wait(lambda: any("jobs wait already" in one.getMessage() for one in caplog.records))
+    time.sleep(0.5)
+    assert len(tried) == 3
+    assert model.tray() == {"White Pelican": 1}
 
 
 # Where photos come from

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import io
 import json
@@ -191,7 +192,8 @@ def test_what_cannot_be_answered_is_refused_in_one_line(client: TestClient) -> N
 def test_a_new_class_is_put_into_the_tray_learnt_and_answered(client: TestClient, model: Path) -> None:
     before = client.get("/api/models/pets").json()["version"]
     added = put(client, "owl", 6)
-    assert [(one["name"], one["known"], len(one["photos"])) for one in added["tray"]["classes"]] == [("owl", False, 6)]
+    waits = client.get("/api/models/pets/tray").json()
+    assert [(one["name"], one["known"], len(one["photos"])) for one in waits["classes"]] == [("owl", False, 6)]
     waiting = client.get(added["added"][0]["url"])
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(waiting.content))), images_of(["owl"], 50, side=SIDE)[0])
     job = begin(client, "usual")
@@ -228,20 +230,55 @@ def test_what_the_tray_holds_can_be_taken_out_and_outlives_the_server(model: Pat
 
 def test_the_tray_has_room_for_a_bounded_number_of_photos(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tray, "MOST_PHOTOS", 3)
-    assert put(client, "owl", 2)["tray"]["room"] == 1
+    assert put(client, "owl", 2)["room"] == 1
     files = [("photo", (str(number), photo("owl", number))) for number in range(2)]
     refused(client.post("/api/models/pets/tray", params={"class": "owl"}, files=files), 413, "1 more")
     assert client.get("/api/models/pets/tray").json()["photos"] == 2
 
 
+def spoilt(model: Path) -> bytes:
+    """Damage the weights of a model; return what they were."""
+    weights = next(model.glob("weights-*.safetensors"))
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-9])
+    return content
+
+
 def test_photos_of_a_job_that_fails_go_back_into_the_tray(client: TestClient, model: Path) -> None:
     put(client, "owl", 3)
-    with lock.writing(model):
-        found = ended(client, begin(client))
+    weights = next(model.glob("weights-*.safetensors"))
+    content = spoilt(model)
+    found = ended(client, begin(client))
     assert found["state"] == "failed"
-    assert "is writing" in found["error"]
+    assert "is damaged" in found["error"]
     assert client.get("/api/models/pets/tray").json()["photos"] == 3
+    weights.write_bytes(content)
     assert ended(client, begin(client))["state"] == "done"
+
+
+def test_a_job_waits_for_another_program_that_writes_to_the_model(client: TestClient, model: Path) -> None:
+    put(client, "owl", 3)
+    with lock.writing(model):
+        job = begin(client)
+        time.sleep(4.0)
+        assert client.get(f"/api/jobs/{job['id']}").json()["state"] == "running"
+    assert ended(client, job)["state"] == "done"
+    put(client, "eel", 3)
+    with lock.writing(model):
+        found = client.delete(f"/api/jobs/{begin(client)['id']}").json()
+    assert found["state"] == "cancelled"
+    assert client.get("/api/models/pets/tray").json()["photos"] == 3
+
+
+def test_photos_that_are_in_two_classes_or_twice_in_one_are_told_of(client: TestClient) -> None:
+    put(client, "owl", 4)
+    for name in ("eel", "eel", "owl"):
+        client.post("/api/models/pets/tray", params={"class": name}, content=photo("owl", 50))
+    put(client, "Cat", 2)
+    said = " ".join(ended(client, begin(client))["warnings"])
+    assert "two classes, eel and owl" in said
+    assert "are left out" in said
+    assert "Cat and cat are two classes with nearly the same name" in said
 
 
 def test_jobs_wait_for_each_other_and_can_be_cancelled(client: TestClient, model: Path) -> None:
@@ -276,14 +313,11 @@ def test_only_so_many_jobs_wait(client: TestClient, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_job_that_the_server_left_is_learnt_when_it_starts_again(model: Path) -> None:
-    held = threading.Event()
     with served(model) as client, lock.writing(model):
         put(client, "owl", 4)
         job = begin(client)
-        held.set()
         record = tray.place_of(model) / f"job-{job['id']}" / jobs.RECORD
         copy = shutil.copytree(record.parent, model.parent / "copy")  # as a killed server leaves it
-        ended(client, job)
     shutil.rmtree(tray.place_of(model))
     tray.place_of(model).mkdir(tray.PRIVATE)
     shutil.copytree(copy, record.parent)
@@ -327,7 +361,90 @@ def test_a_server_that_is_told_to_end_answers_what_it_was_asked_first(model: Pat
         assert process.wait(SECONDS) in (0, -signal.SIGTERM)
 
 
+def test_a_job_that_is_cancelled_at_once_is_never_learnt(client: TestClient, model: Path) -> None:
+    for seed in range(3):  # while the process starts, when it has just begun, and when it waits for another
+        put(client, "owl", 4)
+        job = begin(client, "thorough")
+        time.sleep(0.1 * seed)
+        found = client.delete(f"/api/jobs/{job['id']}").json()
+        assert found["state"] == "cancelled"
+        if found["solved"] is None:
+            assert client.get("/api/models/pets/tray").json()["photos"] == 4
+            assert "owl" not in treering.load(model).classes_
+            client.delete("/api/models/pets/tray")
+        else:
+            client.post("/api/models/pets/undo")
+    assert 'treering_jobs_total{state="cancelled"} 3.0' in client.get("/metrics").text
+
+
+def test_a_cancelled_job_does_not_begin_while_the_tray_is_busy(client: TestClient, model: Path) -> None:
+    service = client.app.application.state.service  # type: ignore[attr-defined]
+    served = service.models.find("pets")
+    put(client, "owl", 6)
+    first = begin(client, "thorough")
+    put(client, "eel", 2)
+    second = begin(client)
+
+    async def busily() -> None:
+        async with served.changing:
+            cancelling = asyncio.create_task(service.jobs.cancel(service.jobs.entries[second["id"]]))
+            await service.jobs._ends(service.jobs.entries[first["id"]], 0.5)
+        await cancelling
+
+    assert client.portal
+    client.portal.call(busily)
+    assert ended(client, second)["state"] == "cancelled"
+    assert ended(client, first)["state"] == "done"
+    assert treering.load(model).classes_.tolist() == ["cat", "dog", "owl"]
+    assert client.get("/api/models/pets/tray").json()["photos"] == 2
+
+
+def test_jobs_go_on_when_the_end_of_one_fails(client: TestClient, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    put(client, "owl", 3)
+    weights = next(model.glob("weights-*.safetensors"))
+    content = spoilt(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(tray.Tray, "put_back", full)
+        assert ended(client, begin(client))["state"] == "failed"
+    weights.write_bytes(content)
+    put(client, "eel", 3)
+    assert ended(client, begin(client))["state"] == "done"
+    assert client.get("/ready").status_code == 200
+
+
+def test_only_one_server_at_a_time_has_the_photos_of_a_model(model: Path) -> None:
+    with served(model) as client:
+        put(client, "owl", 1)
+        result = subprocess.run(
+            [sys.executable, "-m", "treering", "serve", str(model), "--port", "0"], capture_output=True, text=True
+        )
+        assert result.returncode == 2
+        assert "serves pets already" in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
 # Changing
+
+
+def test_photos_that_wait_follow_their_class(client: TestClient) -> None:
+    def waiting() -> dict[str, int]:
+        classes = client.get("/api/models/pets/tray").json()["classes"]
+        return {one["name"]: len(one["photos"]) for one in classes}
+
+    put(client, "owl", 4)
+    put(client, "eel", 4)
+    ended(client, begin(client))
+    for name in ("owl", "owl", "eel", "dog", "ant"):
+        put(client, name, 1)
+    client.post("/api/models/pets/rename", json={"old": "owl", "new": "bird"})
+    assert waiting() == {"bird": 2, "eel": 1, "dog": 1, "ant": 1}
+    client.post("/api/models/pets/merge", json={"kept": "cat", "gone": "dog"})
+    assert waiting() == {"bird": 2, "eel": 1, "cat": 1, "ant": 1}
+    client.post("/api/models/pets/forget", json={"classes": ["eel"]})
+    assert waiting() == {"bird": 2, "cat": 1, "ant": 1}
 
 
 def test_classes_are_renamed_merged_forgotten_and_steps_undone(client: TestClient, model: Path) -> None:
@@ -400,11 +517,23 @@ def test_a_folder_of_models_is_served_and_takes_new_ones(model: Path) -> None:
         assert client.get("/api/models/new%20one").json()["version"] is None
         client.post("/api/models/new%20one/tray", params={"class": "cat"}, content=photo("cat"))
         refused(client.post("/api/models/new%20one/jobs"), 409, "only class")
+        client.post("/api/models/new%20one/tray", params={"class": "dog"}, content=photo("dog"))
+    (model.parent / "new one").mkdir()
+    (model.parent / "new one" / ".lock").touch()  # a job that was killed leaves it so
     with served(model.parent) as client:  # its photos wait for it still
         assert [one["name"] for one in client.get("/api/models").json()["models"]] == ["new one", "other", "pets"]
     with served(model) as client:
         assert not client.get("/api/models").json()["can_add"]
         refused(client.post("/api/models", json={"name": "more"}), 409)
+
+
+def test_an_empty_folder_of_models_takes_the_first_one(tmp_path: Path) -> None:
+    guard, _ = app.make(Settings(tmp_path, Door(frozenset(LOOPBACK), True, None), "cpu", many=True))
+    with TestClient(guard, base_url=ADDRESS) as client:
+        assert client.get("/api/models").json() == {"models": [], "can_add": True}
+        assert client.post("/api/models", json={"name": "pets"}).status_code == 201
+        assert client.post("/api/models/pets/tray", params={"class": " cat "}, content=photo("cat")).status_code == 200
+        assert [one["name"] for one in client.get("/api/models/pets/tray").json()["classes"]] == ["cat"]
 
 
 def test_a_damaged_model_is_told_of_and_the_server_lives(model: Path) -> None:

@@ -41,7 +41,6 @@ OTHER_SITES: list[dict[str, str]] = [
     {"origin": "null"},
     {"origin": ""},
     {"origin": "file://"},
-    {"origin": "https://127.0.0.1:8470"},
     {"origin": "http://127.0.0.1"},
     {"origin": "http://127.0.0.1:8471"},
     {"origin": "http://localhost:8470"},
@@ -474,3 +473,20 @@ def test_pickles_are_never_read_and_hide_no_model(model: Path, tmp_path: Path) -
         assert answer.status_code == 200
         assert "pets" in [one["name"] for one in answer.json()["models"]]
     assert not (tmp_path / "ran").exists()
+
+
+def test_whoever_knows_the_token_may_type_it_into_a_form(model: Path) -> None:
+    client, _ = client_of(model, door(TOKEN, False))
+    own = {"origin": "http://127.0.0.1:8470"}
+    with client:
+        page = client.get("/", headers={"accept": "text/html"})
+        assert page.status_code == 401
+        assert "<form" in page.text
+        assert "<script" not in page.text
+        require_guarded(page.headers)
+        assert client.post("/", data={"token": "wrong"}, headers=own).status_code == 401
+        assert client.post("/", data={"token": TOKEN}, headers={"origin": "http://evil.example"}).status_code == 403
+        assert client.post("/", content=b"token=" + bytes(10**6), headers=own).status_code == 401
+        right = client.post("/", data={"token": TOKEN}, headers=own)
+        assert (right.status_code, right.headers["location"]) == (303, "/")
+        assert client.get("/health").status_code == 200  # by the cookie

@@ -165,7 +165,9 @@ def relabelled(history: Sequence[Mapping[str, Any]], becomes: Mapping[Hashable, 
         changed.pop("unfinished", None)  # training would go on with the labels of before
         accuracy = record.get("accuracy") or {}
         if "classes" in accuracy:
-            pairs = _added_up(accuracy["classes"].items(), texts)
+            both = {texts[name] for name in texts if texts[name] in accuracy["classes"] and name in accuracy["classes"]}
+            measured = {name: pair for name, pair in accuracy["classes"].items() if texts.get(name, name) not in both}
+            pairs = _added_up(measured.items(), texts)  # nobody knows how many of two classes are right as one
             changed["accuracy"] = {**accuracy, "classes": pairs}
             if len(pairs) < len(accuracy["classes"]):
                 changed["accuracy"] |= _totals(pairs, {str(label) for label in new}, accuracy)

@@ -308,6 +308,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen at; others than this computer need a token.")] = LOCAL,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes any free one.")] = 8470,
     name: Annotated[list[str] | None, typer.Option(help="Further host name that it may be asked under.")] = None,
+    models: Annotated[bool, typer.Option("--models", help="MODEL is a folder of models, even if it is empty.")] = False,
     label_studio: Annotated[str | None, typer.Option(help="Address of the Label Studio to learn from.")] = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -317,7 +318,7 @@ def serve(
         from treering.server import run
     except ImportError as error:
         raise TreeringError(f"serving needs {error.name}: pip install 'treering[serve]'") from None
-    run.serve(model, host, port, name or [], device, label_studio, console)
+    run.serve(model, host, port, name or [], device, models, label_studio, console)
 
 
 @app.command()

@@ -13,6 +13,7 @@ import numpy as np
 from treering.core.metrics import interval
 from treering.errors import TreeringError
 from treering.evaluation import require_drawing, short_name
+from treering.photos.outcome import Score, has_fallen
 from treering.runtime import files
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -58,9 +59,8 @@ class Course:
         measured = [self.counts[step] for step in sorted(self.counts)]
         if len(measured) < 2:
             return None
-        best = max(measured[:-1], key=lambda count: count[0] / count[1])
-        was, now = (100 * right / images for right, images in (best, measured[-1]))
-        return (was, now) if now < interval(was, best[1])[0] else None
+        best, last = Score(*max(measured[:-1], key=lambda count: count[0] / count[1])), Score(*measured[-1])
+        return (best.percent, last.percent) if has_fallen(best, last) else None
 
 
 def courses(steps: Sequence[Mapping[str, Any]]) -> list[Course]:

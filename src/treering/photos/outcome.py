@@ -17,6 +17,8 @@ MOST_PAIRS = 3
 """The most pairs of classes that are told to be confused."""
 FEWEST_PHOTOS = 20
 """A class with fewer photos is told to need more, if it has less than half of the usual number."""
+FEWEST_COMPARED = 5
+"""A loss is told only of classes with so many images that measure it."""
 MOST_TIMES = 100
 """A class with this many times the photos of another is reported."""
 
@@ -35,6 +37,11 @@ class Score(NamedTuple):
     def range(self) -> tuple[float, float]:
         """The percentages between which the true accuracy is in 19 of 20 cases."""
         return interval(self.percent, self.images)
+
+
+def has_fallen(before: Score, after: Score) -> bool:
+    """Return whether chance does not explain that fewer images are right now; of very few it always may."""
+    return min(before.images, after.images) >= FEWEST_COMPARED and after.percent < before.range[0]
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class Outcome:
         lost = []
         for name in self.known:
             before, after = (_score({name: part.get(name, ())}) for part in (self.before, self.old_after))
-            if before and after and after.percent < before.range[0]:
+            if before and after and has_fallen(before, after):
                 lost.append((name, before, after))
         return sorted(lost, key=lambda one: one[2].percent - one[1].percent)
 

@@ -150,9 +150,9 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready", tags=["server"], responses={503: {"model": schemas.Ready, "description": "not yet"}})
     async def ready(response: Response) -> schemas.Ready:
-        """Say whether the model is loaded, or has learnt nothing yet."""
+        """Say whether jobs are learnt and, where one model is served, whether it is loaded or knows nothing yet."""
         models = [] if service.models.can_add else service.models.all()
-        good = not service.jobs.closing and all(one.ready or one.version is None for one in models)
+        good = service.jobs.is_well and all(one.ready or one.version is None for one in models)
         response.status_code = 200 if good else 503
         return schemas.Ready(ready=good)
 

@@ -10,6 +10,7 @@ import base64
 import binascii
 import contextlib
 import ipaddress
+import logging
 import re
 import secrets
 import time
@@ -21,7 +22,7 @@ from urllib.parse import parse_qs
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from treering import words
 
@@ -44,7 +45,7 @@ LONGEST_NUMBER = 12
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 COOKIE = "treering"
 BODY_LEFT = (400, 401, 403, 408, 413, 421, 429)
-"""The statuses of answers before which the body may not have been read."""
+"""The statuses of answers that may be sent while a part of the request's body is still unread."""
 PAGES = ("/", "/api")
 """What a link on another site may lead to."""
 HEADERS = {
@@ -59,6 +60,13 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+
+LARGEST_TOKEN = 4096
+ENTRANCE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>treering</title>
+<meta name="viewport" content="width=device-width"><h1>treering</h1>
+<form method="post" action="/"><label>This server asks for its token, which it printed when it started:
+<input name="token" type="password" autofocus required></label> <button>Enter</button></form></html>"""
+ENTRANCE_POLICY = "default-src 'none'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
 
 class Metrics:
@@ -162,10 +170,11 @@ class Guard:
             labels = scope["method"] if is_usual else "any", route
             self.metrics.requests.labels(*labels, status).inc()
             self.metrics.seconds.labels(*labels).observe(spent)
-            logger.info("%s %s %s %d %.0f ms", number, scope["method"], route, status, 1000 * spent)
+            level = logging.ERROR if status >= 500 and status != 503 else logging.INFO
+            logger.log(level, "%s %s %s %d %.0f ms", number, scope["method"], route, status, 1000 * spent)
 
-    def _refused(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that may not pass."""
+    def _refused(self, scope: Scope) -> Any:
+        """Return what answers a request that may not pass; None if it may."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.door.knows(hosts[0]):
@@ -177,7 +186,11 @@ class Guard:
         code = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0] if scope["path"] == "/" else ""
         if code and self.door.token is not None:
             return self._exchanged(code)
+        if scope["path"] == "/" and scope["method"] == "POST" and self.door.token is not None:
+            return self._enter
         if not self.door.lets_in(headers, headers.get("cookie", "")):
+            if scope["path"] == "/" and scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
+                return HTMLResponse(ENTRANCE, 401, {"content-security-policy": ENTRANCE_POLICY})
             answer = told(
                 401, "this server asks for its token: open the link that it printed, or send the token as a bearer"
             )
@@ -197,8 +210,25 @@ class Guard:
                 401, "this link has been used: start the server again for another, or send the token as a bearer"
             )
         self.door.once = None
+        return self._let_in()
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the form in which somebody has typed the token."""
+        body, more = b"", True
+        while more and len(body) <= LARGEST_TOKEN:
+            async with asyncio.timeout(LONGEST_PAUSE):
+                message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        given = parse_qs(body[:LARGEST_TOKEN].decode("latin-1")).get("token", [""])[0].strip()
+        if self.door.token is not None and secrets.compare_digest(given.encode(), self.door.token.encode()):
+            await self._let_in()(scope, receive, send)
+        else:
+            wrong = HTMLResponse(ENTRANCE, 401, {"content-security-policy": ENTRANCE_POLICY})
+            await wrong(scope, receive, send)
+
+    def _let_in(self) -> Response:
         answer = RedirectResponse("/", 303)
-        answer.set_cookie(COOKIE, self.door.token or "", httponly=True, samesite="strict", path="/")
+        answer.set_cookie(COOKIE, self.door.token or "", httponly=True, samesite="lax", path="/")
         return answer
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -247,7 +277,8 @@ def _is_own(headers: Headers, host: str, scope: Scope) -> bool:
     """Return whether a request comes from this server's own page, or from a program."""
     origins = headers.getlist("origin")
     if origins:
-        return len(origins) == 1 and origins[0].lower() == f"{scope['scheme']}://{host}".lower()
+        # Only the name and the port are compared: a proxy before this server may speak HTTPS.
+        return len(origins) == 1 and origins[0].lower().partition("://")[2] == host.lower()
     site = headers.get("sec-fetch-site", "none")
     is_link = headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET" and scope["path"] in PAGES
     return site in ("same-origin", "none") or is_link

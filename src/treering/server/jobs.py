@@ -11,9 +11,10 @@ import contextlib
 import json
 import os
 import secrets
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from treering import words
 from treering.photos.outcome import Score as Counted
 from treering.runtime import files
 from treering.server import tray
+from treering.server.guard import Metrics
 from treering.server.schemas import FINAL, Confused, Effort, Job, LostClass, Needy, Result, Score, State
 from treering.server.served import Served
 
@@ -38,6 +40,9 @@ DEATHS = 2
 RECORD = "job.json"
 LONGEST_LINE = 2**24
 MOST_WARNINGS = 20
+NEW_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+OWN_GROUP: dict[str, Any] = {"creationflags": NEW_GROUP} if os.name == "nt" else {"start_new_session": True}
+"""Ctrl-C is for the server, which then ends the process."""
 STAGES: dict[str, Any] = {"reading": "reading", "learning": "solving", "training": "training"}
 
 
@@ -47,6 +52,8 @@ class Entry:
     def __init__(self, job: Job, served: Served, place: Path) -> None:
         self.job, self.served, self.place = job, served, place
         self.deaths = 0
+        self.cancelled = self.ending = False
+        """Whether somebody wants it to end, and whether it is being put away."""
         self.began, self.done_before = 0.0, 0
         """When the current stage began, and how many of its images an earlier process had done by then."""
         self.expected = 0.0
@@ -65,8 +72,8 @@ class Entry:
 class Jobs:
     """The queue, and the process that learns."""
 
-    def __init__(self, device: str, learnt: Callable[[Served], Awaitable[None]]) -> None:
-        self.device, self.learnt = device, learnt
+    def __init__(self, device: str, metrics: Metrics, learnt: Callable[[Served], Awaitable[None]]) -> None:
+        self.device, self.metrics, self.learnt = device, metrics, learnt
         self.entries: dict[str, Entry] = {}
         self.closing = False
         self._changed = asyncio.Condition()
@@ -92,7 +99,8 @@ class Jobs:
         for entry in found:
             self.entries[entry.job.id] = entry
             if entry.has_ended:
-                self._put_away(entry, entry.job)  # a server that was killed may not have come to it
+                with contextlib.suppress(OSError):
+                    self._put_away(entry, entry.job)  # a server that was killed may not have come to it
             else:
                 entry.job.state, entry.job.stage = "queued", "waiting"
                 self._queue.put_nowait(entry)
@@ -143,18 +151,30 @@ class Jobs:
 
     async def cancel(self, entry: Entry) -> None:
         """End a job; what was solved already stays."""
-        if entry is self._running:
-            await self._order({"cancel": entry.job.id})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE), self._changed:
-                    await self._changed.wait_for(lambda: entry.has_ended)
-            if not entry.has_ended and entry is self._running:
-                entry.deaths = DEATHS
-                self._kill()
-                async with self._changed:
-                    await self._changed.wait_for(lambda: entry.has_ended)
-        elif not entry.has_ended:
+        if entry.has_ended:
+            return
+        entry.cancelled = True  # before anything is awaited: from now on nobody begins it
+        if entry is not self._running:
             await self._end(entry, "cancelled")
+            return
+        await self._order({"cancel": entry.job.id})
+        if not await self._ends(entry, PATIENCE):
+            self._kill()
+            await self._ends(entry, None)
+
+    async def _ends(self, entry: Entry, seconds: float | None) -> bool:
+        """Wait until a job has ended, for so many seconds at most; return whether it has."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: entry.has_ended)
+        return entry.has_ended
+
+    async def forget(self, served: Served, names: Sequence[str]) -> None:
+        """Forget the jobs that have ended and tell of these classes of a model."""
+        for entry in list(self.entries.values()):
+            if entry.served is served and entry.has_ended and not entry.job.classes.keys().isdisjoint(names):
+                del self.entries[entry.job.id]
+                await asyncio.to_thread(tray.remove, entry.place)
 
     async def _tell(self, entry: Entry | None = None) -> None:
         """Have all who watch look again."""
@@ -162,6 +182,11 @@ class Jobs:
             for one in [entry] if entry else self.waiting():
                 one.seen += 1
             self._changed.notify_all()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether jobs are learnt."""
+        return not self.closing and self._task is not None and not self._task.done()
 
     # The process
 
@@ -194,7 +219,7 @@ class Jobs:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=LONGEST_LINE,
-                start_new_session=os.name != "nt",  # Ctrl-C is for the server, which then ends the process
+                **OWN_GROUP,
             )
         return self._process
 
@@ -203,17 +228,19 @@ class Jobs:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    async def _order(self, order: dict[str, Any]) -> None:
+    async def _order(self, order: dict[str, Any]) -> asyncio.subprocess.Process:
+        """Send the process an order; return the process."""
         process = await self._spawn()
         assert process.stdin
         with contextlib.suppress(OSError):  # it has just ended, which the reader of its answers sees
             process.stdin.write(json.dumps(order).encode() + b"\n")
             await process.stdin.drain()
+        return process
 
     async def _work(self) -> None:
         while True:
             entry = await self._queue.get()
-            if entry.has_ended:
+            if entry.has_ended or entry.cancelled:
                 continue
             self._running = entry
             try:
@@ -230,8 +257,7 @@ class Jobs:
         entry.started = time.monotonic()
         await self._tell()
         order = {"id": entry.job.id, "model": str(entry.served.path), "place": str(entry.place)}
-        await self._order({**order, "effort": entry.job.effort, "device": self.device})
-        process = await self._spawn()
+        process = await self._order({**order, "effort": entry.job.effort, "device": self.device})
         assert process.stdout
         while not entry.has_ended:
             line = await process.stdout.readline()
@@ -242,10 +268,12 @@ class Jobs:
                 continue
             await process.wait()
             entry.deaths += 1
-            if entry.deaths < DEATHS:
+            if entry.cancelled:
+                await self._end(entry, "cancelled")
+            elif entry.deaths < DEATHS:
                 logger.warning("the process that learns has ended; it is started again")
                 await self._learn(entry)
-            elif entry.job.state == "running":
+            else:
                 why = "the process that learns has ended, perhaps for want of memory: close other programs, try again"
                 await self._end(entry, "failed", why)
 
@@ -266,6 +294,8 @@ class Jobs:
                 job.rate = round((said["done"] - entry.done_before) / (now - entry.began), 1)
             job.done, job.total = said["done"], said["total"]
             job.seconds_left = self._left(entry, now)
+        elif said["kind"] == "busy":
+            job.stage = "waiting"
         elif said["kind"] == "epoch":
             job.epoch, job.epochs = said["epoch"], said["epochs"]
         elif said["kind"] == "solved":
@@ -293,14 +323,22 @@ class Jobs:
         return round(max(entry.expected - (now - entry.started), 0.0), 1) if entry.expected else None
 
     async def _end(self, entry: Entry, state: State, error: str | None = None) -> None:
-        """Have a job end; photos that no model has learnt go back into the tray."""
+        """Have a job end, whatever else fails; photos that no model has learnt go back into the tray."""
+        if entry.ending:
+            await self._ends(entry, None)
+            return
+        entry.ending = True
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         facts = {"state": state, "error": error, "ended": now, "stage": "ended", "seconds_left": None}
         after = entry.job.model_copy(update=facts)
-        async with entry.served.changing:
-            await asyncio.to_thread(self._put_away, entry, after)
+        try:
+            async with entry.served.changing:
+                await asyncio.to_thread(self._put_away, entry, after)
+        except OSError as failed:  # a server that starts does it again
+            logger.warning("the photos of a job stay in %s: %s", entry.place, failed.strerror or failed)
         await self.learnt(entry.served)
         entry.job = after
+        self.metrics.jobs.labels(state).inc()
         ended = [entry for entry in self.entries.values() if entry.has_ended]
         for old in ended[: max(0, len(ended) - MOST_KEPT)]:
             del self.entries[old.job.id]

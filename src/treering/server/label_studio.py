@@ -3,33 +3,37 @@
 A model's address there is `/label-studio/<model>`. Photos are fetched from the one Label Studio that the server was
 started with, whatever a request says. An annotation puts its photo into the tray; once no other has come for a while,
 or when Label Studio asks for training, the tray is learnt. Label Studio neither waits for what it tells of nor tells it
-again, so each model's events are taken note of at once and dealt with in the order in which they came.
+again, so each model's events are taken note of at once and dealt with in the order in which they came. A file beside
+the tray tells a later server which photo is whose task's, and whether they are still to be learnt.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 import string
 import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from http.client import HTTPException as BrokenAnswer
-from http.client import HTTPMessage
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 from xml.etree import ElementTree
 
 import numpy as np
-from fastapi import Body, FastAPI
+from fastapi import APIRouter, Body, FastAPI
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from treering import words
 from treering.errors import TreeringError
+from treering.runtime import files
 from treering.server import schemas, tray, uploads
 from treering.server.routes import Asked
 from treering.server.served import Served
@@ -38,19 +42,19 @@ from treering.server.uploads import Upload
 
 logger = words.logger(__name__)
 
-QUIET = 10.0
-"""The seconds without another annotation after which the tray is learnt."""
+QUIET, TRIES = 10.0, 360
+"""The seconds without another annotation after which the tray is learnt, and how often that is tried: for an hour."""
+PAUSES = (1.0, 5.0, 25.0)
+"""The seconds after which the photo of an annotation is fetched again, if Label Studio cannot be asked."""
 SECONDS = 10.0
 """The seconds that fetching one photo may take."""
 PATIENCE = 60.0
 """The seconds after which no more photos are fetched for one request; Label Studio waits 100 seconds for all."""
-AT_ONCE = 4
-MOST_TASKS = 500
+AT_ONCE, MOST_TASKS = 4, 500
 MOST_WAITING = tray.MOST_PHOTOS
 """The most annotations and other events that are still to be dealt with."""
-MOST_REMEMBERED = 10_000
-"""The most tasks whose photos are remembered."""
-LONGEST_CONFIG, LONGEST_ADDRESS = 2**16, 2**12
+LONGEST_CONFIG, LONGEST_ADDRESS, LARGEST_NOTES = 2**16, 2**12, 2**22
+NOTES = "label-studio.json"
 FRESH = 240.0
 """The seconds for which an access token is used; Label Studio's are good for five minutes."""
 PLACES = ("/data/", "/storage-data/", "/tasks/", "/projects/")
@@ -79,7 +83,8 @@ class Config:
                 raise ValueError
             root = ElementTree.fromstring(text)
             images = {one.attrib["name"]: one for one in root.iter("Image")}
-            choices = next(one for one in root.iter("Choices") if _is_of_whole(one) and one.get("toName") in images)
+            whole = [one for one in root.iter("Choices") if one.get("perRegion", "false").lower() != "true"]
+            choices = next(one for one in whole if one.get("toName") in images)
             image = images[choices.attrib["toName"]]
             values = frozenset(one.get("alias") or one.get("value") or "" for one in choices.iter("Choice"))
             return cls(choices.attrib["name"], image.attrib["name"], image.attrib["value"].lstrip("$"), values)
@@ -98,6 +103,10 @@ class Said:
     """Where the photo is, as its task has it."""
     name: str | None
     """The class; None if the task was skipped, or no class or several were chosen."""
+
+
+class UnreachableError(ValueError):
+    """Label Studio cannot be asked just now."""
 
 
 class Photos:
@@ -148,22 +157,41 @@ class Photos:
             with self._opener.open(request, timeout=SECONDS) as answer:
                 while piece := answer.read1(2**16):
                     content += piece
-                    if len(content) > most or time.monotonic() - begun > SECONDS:
-                        raise ValueError("it is too large, or comes too slowly")
+                    if len(content) > most:
+                        raise ValueError("it is too large")
+                    if time.monotonic() - begun > SECONDS:
+                        raise UnreachableError("it comes too slowly")
         except urllib.error.HTTPError as error:
             error.close()
             hint = ": is LABEL_STUDIO_API_KEY right?" if error.code in (401, 403) else ""
-            raise ValueError(f"Label Studio answers with status {error.code}{hint}") from None
+            kind = UnreachableError if error.code >= 500 or error.code in (408, 429) else ValueError
+            raise kind(f"Label Studio answers with status {error.code}{hint}") from None
         except (OSError, BrokenAnswer) as error:
-            raise ValueError(f"Label Studio cannot be asked: {getattr(error, 'strerror', None) or error}") from None
+            why = getattr(error, "strerror", None) or error
+            raise UnreachableError(f"Label Studio cannot be asked: {why}") from None
         return bytes(content)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
+
+
+class Notes(BaseModel):
+    """What a file beside a model's tray tells a later server."""
+
+    photo_of: dict[int, tuple[int, str]] = {}
+    """For a task, the annotation that put the task's photo into the tray, and the photo."""
+    waits: bool = False
+    """Whether the tray is still to be learnt."""
+
+    @classmethod
+    def of(cls, served: Served) -> Notes:
+        """Read the notes of a model; there are none if the file is damaged."""
+        place = tray.place_of(served.path) / NOTES
+        with contextlib.suppress(OSError, ValueError):
+            return cls.model_validate_json(files.read(place, LARGEST_NOTES, through_links=False))
+        return cls()
 
 
 class Backend:
@@ -171,25 +199,44 @@ class Backend:
 
     def __init__(self, service: Service, photos: Photos) -> None:
         self.service, self.photos = service, photos
-        self.waiting: dict[Served, float] = {}
-        """When the last annotation for a model came."""
         self.to_do = 0
         """How much of what Label Studio has told is still to be done."""
-        self.photo_of: dict[tuple[str, int], tuple[int, str]] = {}
-        """For a model and a task, the annotation that put the task's photo into the tray, and the photo."""
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._notes = cache(Notes.of)
+        self._timers: dict[Served, asyncio.TimerHandle] = {}
+        """Those that have a tray learnt after a quiet while."""
         self._turns: defaultdict[Served, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._predicted, self._annotating = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(1)
+        """Held while a photo is fetched for a prediction, and for an annotation, which does not wait for those."""
+        self._ending = asyncio.Event()
 
-    async def pixels(self, address: Any, size: int, until: float) -> np.ndarray | str:
-        """Fetch and decode the photo of a task; return why, if it cannot be, or not in time."""
-        async with self._at_once:
-            if time.monotonic() > until:
-                return "Label Studio does not wait so long: ask again for the rest"
-            try:
-                content = await asyncio.to_thread(self.photos.content, address)
-            except ValueError as error:
-                return str(error)
-            return await self.service.decoder.decoded(content, size)
+    @contextlib.asynccontextmanager
+    async def running(self, _: FastAPI) -> AsyncIterator[None]:
+        """Learn what an earlier server has not come to; when this one ends, make no more pauses."""
+        for served in self.service.models.all():
+            with contextlib.suppress(OSError, TreeringError):  # whoever asks for the tray is told
+                notes = self._notes(served)
+                if notes.waits and any(photo in served.tray.photos for _, photo in notes.photo_of.values()):
+                    self._learn_later(served)
+        yield
+        self._ending.set()
+
+    async def pixels(
+        self, address: Any, size: int, lane: asyncio.Semaphore, until: float, pauses: Sequence[float] = ()
+    ) -> np.ndarray | str:
+        """Fetch and decode a photo, if need be again after pauses; return why, if it cannot be, or not in time."""
+        for pause in (*pauses, None):
+            async with lane:
+                if time.monotonic() > until:
+                    break
+                try:
+                    content = await asyncio.to_thread(self.photos.content, address)
+                    return await self.service.decoder.decoded(content, size)
+                except ValueError as error:
+                    if pause is None or self._ending.is_set() or not isinstance(error, UnreachableError):
+                        return str(error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause)
+        return "Label Studio does not wait so long: ask again for the rest"
 
     async def predict(self, served: Served, asked: dict[str, Any]) -> dict[str, Any]:
         """Say what tasks show, in the terms of their project."""
@@ -200,10 +247,9 @@ class Backend:
         if served.version is None:
             return {"results": [{"result": [], "score": 0.0} for _ in tasks], "model_version": UNTAUGHT}
         loaded, until = await self.service.loaded(served), time.monotonic() + PATIENCE
-        photos = await asyncio.gather(
-            *(self.pixels(_address(task, config), loaded.teller.size, until) for task in tasks)
-        )
-        found = await self.service.predictions(served, [Upload(None, photo) for photo in photos], top=1)
+        fetching = (self.pixels(_address(task, config), loaded.teller.size, self._predicted, until) for task in tasks)
+        photos = await asyncio.gather(*fetching)
+        found = await self.service.predictions(served, loaded, [Upload(None, photo) for photo in photos], top=1)
         missing = [one.error for one in found.predictions if one.error]
         if missing:
             logger.warning("%d of %d photos have no prediction: %s", len(missing), len(tasks), missing[0])
@@ -237,10 +283,8 @@ class Backend:
         try:
             async with self._turns[served]:
                 await doing()
-        except HTTPException as error:
-            logger.warning("%s does not do what Label Studio tells: %s", served.name, error.detail)
-        except (OSError, TreeringError) as error:
-            logger.warning("%s cannot do what Label Studio tells: %s", served.name, error)
+        except (HTTPException, OSError, TreeringError) as error:
+            logger.warning("%s cannot do what Label Studio tells: %s", served.name, getattr(error, "detail", error))
         finally:
             self.to_do -= 1
 
@@ -248,47 +292,63 @@ class Backend:
         """Have the tray hold the photo of a task once, as what was said of it last."""
         if said.name is None:
             await self._deleted(served, {said.annotation})
-        else:
-            await self._take_out(served, {said.task})
-            await self._put(served, said, said.name)
-
-    async def _put(self, served: Served, said: Said, name: str) -> None:
-        """Put the photo of an annotation into the tray, to be learnt when no other comes for a while."""
+            return
         size = await asyncio.to_thread(served.size)
-        photo = await self.pixels(said.address, size, time.monotonic() + PATIENCE)
-        added = await self.service.put_into_tray(served, uploads.require_name(name), [Upload(None, photo)])
-        self.photo_of[served.name, said.task] = said.annotation, added.added[0].id
-        if len(self.photo_of) > MOST_REMEMBERED:
-            del self.photo_of[next(iter(self.photo_of))]
-        self.waiting[served] = came = time.monotonic()
-        self.service.later(self._learn_after(served, came))
+        photo = await self.pixels(said.address, size, self._annotating, math.inf, PAUSES)
+        await self._take_out(served, {said.task})  # also if there is no new photo: its class is not that any more
+        try:
+            name = uploads.require_name(said.name)
+            added = await self.service.put_into_tray(served, name, [Upload(None, photo)])
+        except HTTPException as error:
+            raise HTTPException(error.status_code, f"task {said.task} is not learnt: {error.detail}") from None
+        notes = self._notes(served)
+        notes.photo_of[said.task], notes.waits = (said.annotation, added.added[0].id), True
+        if len(notes.photo_of) > tray.MOST_PHOTOS:
+            del notes.photo_of[next(iter(notes.photo_of))]
+        self._learn_later(served)
+        await self._keep(served)
 
     async def _deleted(self, served: Served, annotations: Set[int]) -> None:
         """Take what annotations have put into the tray out of it."""
-        mine = [(task, one) for (model, task), (one, _) in self.photo_of.items() if model == served.name]
-        await self._take_out(served, {task for task, one in mine if one in annotations})
+        photo_of = self._notes(served).photo_of
+        await self._take_out(served, {task for task, (one, _) in photo_of.items() if one in annotations})
 
     async def _take_out(self, served: Served, tasks: Set[int]) -> None:
         """Take the photos of tasks out of the tray, if they are still there."""
-        keys = [(served.name, task) for task in tasks]
-        gone = [self.photo_of.pop(key)[1] for key in keys if key in self.photo_of]
+        photo_of = self._notes(served).photo_of
+        gone = [photo_of.pop(task)[1] for task in tasks if task in photo_of]
         async with served.changing:
             if there := [one for one in gone if one in served.tray.photos]:
                 await asyncio.to_thread(served.tray.remove, there)
+        if gone:
+            await self._keep(served)
 
-    async def _learn_after(self, served: Served, came: float) -> None:
-        await asyncio.sleep(QUIET)
-        if self.waiting.get(served) == came:
-            self._in_turn(served, partial(self._learn, served, "fast"))
+    async def _keep(self, served: Served) -> None:
+        """Write down what a later server has to know."""
+        content = self._notes(served).model_dump_json().encode()
+        await asyncio.to_thread(files.write, tray.place_of(served.path) / NOTES, content)
 
-    async def _learn(self, served: Served, effort: schemas.Effort) -> None:
-        self.waiting.pop(served, None)
-        await self.service.begin_job(served, effort)
+    def _learn_later(self, served: Served, effort: schemas.Effort = "fast", attempt: int = 1) -> None:
+        """Have the tray learnt when nothing else was told for a while."""
+        if timer := self._timers.pop(served, None):
+            timer.cancel()
+        learn = partial(self._learn, served, effort, attempt)
+        self._timers[served] = asyncio.get_running_loop().call_later(QUIET, self._in_turn, served, learn)
 
-
-def _is_of_whole(choices: ElementTree.Element) -> bool:
-    """Return whether choices are made for a photo as a whole, not for regions of it."""
-    return choices.get("perRegion", "false").lower() != "true"
+    async def _learn(self, served: Served, effort: schemas.Effort, attempt: int = 1) -> None:
+        """Learn the tray; if too much is learnt already, try again after a while."""
+        if timer := self._timers.pop(served, None):
+            timer.cancel()
+        try:
+            await self.service.begin_job(served, effort)
+        except HTTPException as error:
+            too_much = error.status_code == 429 or (served.tray.photos and self.service.jobs.of(served))
+            if attempt >= TRIES or not too_much:
+                raise
+            self._learn_later(served, effort, attempt + 1)
+        else:
+            self._notes(served).waits = False
+            await self._keep(served)
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -314,7 +374,7 @@ def _said(told: dict[str, Any]) -> Iterator[Said]:
     for one in _objects(told.get("annotation")):
         number, task = one.get("id"), one.get("task")
         if isinstance(number, int) and isinstance(task, int) and task in tasks:
-            yield Said(number, task, _address(tasks[task], config), _chosen(one, config))
+            yield Said(int(number), int(task), _address(tasks[task], config), _chosen(one, config))
 
 
 def _chosen(annotation: dict[str, Any], config: Config) -> str | None:
@@ -346,41 +406,43 @@ def _result(found: schemas.Prediction, config: Config) -> dict[str, Any]:
 def add_to(application: FastAPI, service: Service, address: str, key: str | None) -> None:
     """Add the protocol to the server."""
     backend = Backend(service, Photos(address, key))
-    tags: list[Any] = ["Label Studio"]
+    routes = APIRouter(prefix="/label-studio/{model}", tags=["Label Studio"], lifespan=backend.running)
 
     def version(served: Served) -> str:
         facts = served.facts()
         return facts.version if facts else UNTAUGHT
 
-    @application.get("/label-studio/{model}/health", tags=tags)
+    @routes.get("/health")
     async def health(served: Asked) -> dict[str, Any]:
         """Say that the backend runs."""
         return {"status": "UP", "model_class": "treering"}
 
-    @application.post("/label-studio/{model}/setup", tags=tags)
+    @routes.post("/setup")
     async def setup(served: Asked, asked: Payload) -> dict[str, Any]:
         """Look at a project's configuration."""
         Config.of(asked.get("schema"))
         return {"model_version": await asyncio.to_thread(version, served)}
 
-    @application.get("/label-studio/{model}/versions", tags=tags)
+    @routes.get("/versions")
     async def versions(served: Asked) -> dict[str, Any]:
         """Name the version that answers."""
         return {"versions": [await asyncio.to_thread(version, served)]}
 
-    @application.post("/label-studio/{model}/predict", tags=tags)
+    @routes.post("/predict")
     async def predict(served: Asked, asked: Payload) -> dict[str, Any]:
         """Say what tasks show."""
         return await backend.predict(served, asked)
 
-    @application.post("/label-studio/{model}/webhook", tags=tags)
+    @routes.post("/webhook")
     async def webhook(served: Asked, told: Payload) -> dict[str, Any]:
         """Hear of annotations."""
         backend.heard(served, told)
         return {}
 
-    @application.post("/label-studio/{model}/train", tags=tags)
+    @routes.post("/train")
     async def train(served: Asked, asked: Payload) -> dict[str, Any]:
         """Learn what was annotated."""
         backend.heard(served, {"action": "START_TRAINING"})
         return {}
+
+    application.include_router(routes)

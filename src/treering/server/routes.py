@@ -85,7 +85,7 @@ def add_models(app: FastAPI, service: Service) -> None:
         sent = await service.decoder.photos(request, loaded.teller.size)
         if len(sent) == 1 and isinstance(sent[0].pixels, str):
             raise HTTPException(422, f"the photo cannot be read: {sent[0].pixels}")
-        return await service.predictions(served, sent, top, unknown, nearest)
+        return await service.predictions(served, loaded, sent, top, unknown, nearest)
 
     @app.get("/api/models/{model}/exemplars/{digest}.png", tags=["models"], responses=PNG, response_class=Response)
     async def exemplar(served: Asked, digest: str) -> Response:
@@ -104,19 +104,22 @@ def add_models(app: FastAPI, service: Service) -> None:
     async def forget(served: Asked, asked: schemas.Forget) -> schemas.Model:
         """Take classes out of the model and all of its earlier versions."""
         change = changes.Forget([known(served, name) for name in dict.fromkeys(asked.classes)])
-        return await service.change(served, lambda path: changes.in_folder(path, change))
+        becomes = dict.fromkeys(asked.classes)
+        return await service.change(served, lambda path: changes.in_folder(path, change), becomes)
 
     @app.post("/api/models/{model}/rename", tags=["models"])
     async def rename(served: Asked, asked: schemas.Rename) -> schemas.Model:
         """Give a class another name."""
         change = changes.Rename(known(served, asked.old), require_name(asked.new))
-        return await service.change(served, lambda path: changes.in_folder(path, change))
+        becomes = {asked.old: str(change.new)}
+        return await service.change(served, lambda path: changes.in_folder(path, change), becomes)
 
     @app.post("/api/models/{model}/merge", tags=["models"])
     async def merge(served: Asked, asked: schemas.Merge) -> schemas.Model:
         """Make the photos of one class photos of another."""
         change = changes.Merge(known(served, asked.kept), known(served, asked.gone))
-        return await service.change(served, lambda path: changes.in_folder(path, change))
+        becomes = {asked.gone: asked.kept}
+        return await service.change(served, lambda path: changes.in_folder(path, change), becomes)
 
 
 def add_tray(app: FastAPI, service: Service) -> None:
@@ -125,7 +128,7 @@ def add_tray(app: FastAPI, service: Service) -> None:
     @app.get("/api/models/{model}/tray", tags=["teaching"])
     async def tray(served: Asked) -> schemas.Tray:
         """List the photos that wait to be learnt."""
-        return service.tray(served)
+        return await service.tray(served)
 
     @app.post("/api/models/{model}/tray", tags=["teaching"], openapi_extra=PHOTO_BODY)
     async def add_photos(
@@ -151,7 +154,7 @@ def add_tray(app: FastAPI, service: Service) -> None:
             waiting = served.tray
             gone = [number for number, name in waiting.photos.items() if class_name in (None, name)]
             await asyncio.to_thread(waiting.remove, gone)
-        return service.tray(served)
+        return await service.tray(served)
 
     @app.delete("/api/models/{model}/tray/{number}", tags=["teaching"])
     async def remove_photo(served: Asked, number: str) -> schemas.Tray:
@@ -160,7 +163,7 @@ def add_tray(app: FastAPI, service: Service) -> None:
             if number not in served.tray.photos:
                 raise HTTPException(404, NOT_IN_TRAY)
             await asyncio.to_thread(served.tray.remove, [number])
-        return service.tray(served)
+        return await service.tray(served)
 
     @app.get("/api/models/{model}/tray/{number}.png", tags=["teaching"], responses=PNG, response_class=Response)
     async def waiting_photo(served: Asked, number: str) -> Response:

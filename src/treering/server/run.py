@@ -19,8 +19,7 @@ from rich.console import Console
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treering.errors import TreeringError
-from treering.runtime import file_lock, files
-from treering.server import app, tray
+from treering.server import app
 from treering.server.guard import HEADERS, LOOPBACK, Door
 from treering.server.service import Service, Settings
 from treering.storage import manifest
@@ -31,6 +30,8 @@ TOKEN, KEY = "TREERING_TOKEN", "LABEL_STUDIO_API_KEY"
 LOG = "TREERING_LOG"
 """If this variable is set, each request is logged."""
 SHORTEST_TOKEN = 16
+EVERYWHERE = ("0.0.0.0", "::")
+"""The addresses that stand for all of this computer's."""
 MOST_CONNECTIONS = 256
 LONGEST_HEADERS = 10.0
 """The seconds in which a request's headers must have come."""
@@ -121,34 +122,34 @@ def serve(
     port: int,
     names: Sequence[str],
     device: str,
+    many: bool,
     label_studio: str | None,
     console: Console,
 ) -> None:
     """Serve a model, or a folder of models, until Ctrl-C or SIGTERM."""
     if path.exists() and not path.is_dir():
         raise TreeringError(f"{path} is a file: give the folder of a model, or of models")
+    if many and (manifest.is_there(path) or not path.is_dir()):
+        raise TreeringError(f"{path} is not a folder of models: give one, which may be empty, or leave out --models")
     if manifest.is_there(path):
         manifest.of(path)  # raises in one line if it is damaged
     door, link = _door(host, names)
     taken = _listening(host, port)
-    place = tray.place_of(path)
+    settings = Settings(path, door, device, many, label_studio, os.environ.get(KEY) or None)
     try:
-        place.mkdir(tray.PRIVATE, parents=True, exist_ok=True)
-        with file_lock.held(place / ".serving", place / ".server"):
-            _run(path, taken, door, link, device, label_studio, Terminal(console))
-    except file_lock.HeldError as holder:
-        raise TreeringError(f"{holder} serves {path} already: end it first") from None
+        guarded, service = app.make(settings)
+        for served in service.models.all():
+            _ = served.tray  # raises if another server has it
+        _run(guarded, service, taken, settings, link, Terminal(console))
     except OSError as error:
-        raise TreeringError(files.why(place, error)) from None
+        raise TreeringError(f"cannot serve {path}: {error.filename or 'a file'}: {error.strerror or error}") from None
     finally:
         taken.close()
 
 
 def _run(
-    path: Path, taken: socket.socket, door: Door, link: str, device: str, label_studio: str | None, terminal: Terminal
+    guarded: Any, service: Service, taken: socket.socket, settings: Settings, link: str, terminal: Terminal
 ) -> None:
-    settings = Settings(path, door, device, label_studio, os.environ.get(KEY) or None)
-    guarded, held = app.make(settings)
     _log()
     config = uvicorn.Config(
         guarded,
@@ -164,14 +165,16 @@ def _run(
         timeout_graceful_shutdown=DRAIN,
     )
     shown, port = taken.getsockname()[:2]
+    if shown in EVERYWHERE:
+        shown = socket.gethostname()
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
-    terminal.line(f"{path} is served at {address}{link}")
-    if door.token is not None:
+    terminal.line(f"{settings.path} is served at {address}{link}")
+    if settings.door.token is not None:
         terminal.line("This link works once. Programs send the token as `Authorization: Bearer TOKEN`:")
-        terminal.line(f"  {door.token}" if not os.environ.get(TOKEN) else f"  the one in {TOKEN}")
+        terminal.line(f"  {settings.door.token}" if not os.environ.get(TOKEN) else f"  the one in {TOKEN}")
         terminal.line("Photos and the token are not encrypted on their way: use it on a network that you trust.")
     terminal.line("Ctrl-C ends it.")
-    Running(config, held).run(sockets=[taken])
+    Running(config, service).run(sockets=[taken])
 
 
 def _log() -> None:

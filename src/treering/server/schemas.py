@@ -62,12 +62,17 @@ class LostClass(Lost):
     model_config = ConfigDict(populate_by_name=True)
 
 
-class Measured(BaseModel):
+class Measured(Score):
     """How many photos of a class were told right after a step."""
 
     step: int
-    right: int
-    images: int
+
+    @classmethod
+    def of_step(cls, step: int, counted: Counted) -> Measured:
+        """Return what a step has measured, with its interval."""
+        score = Score.of(counted)
+        assert score is not None
+        return cls(step=step, **score.model_dump())
 
 
 class ModelClass(BaseModel):
@@ -162,8 +167,9 @@ class Job(BaseModel):
     """How many jobs are learnt before it."""
     stage: Stage = "waiting"
     done: int = 0
+    """How many images have passed through the network in this stage."""
     total: int = 0
-    """How many images pass through the network in this stage, and how many have."""
+    """How many images pass through the network in this stage."""
     rate: float | None = None
     """Images per second."""
     seconds_left: float | None = None
@@ -275,7 +281,8 @@ class AddedPhotos(BaseModel):
 
     added: list[Added]
     refused: list[RefusedPhoto]
-    tray: Tray
+    room: int
+    """How many more photos the tray has room for."""
 
 
 class Learn(Strict):

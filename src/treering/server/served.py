@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import re
@@ -25,7 +26,7 @@ from treering.photos import accuracies, overview, settings
 from treering.photos.outcome import Score as Counted
 from treering.photos.sorting import folder_name
 from treering.prediction import Teller
-from treering.runtime import pixels
+from treering.runtime import file_lock, pixels
 from treering.runtime.device import find_device
 from treering.server.schemas import Lost, Measured, ModelClass, ModelStep, Score
 from treering.server.tray import Tray, waiting_in
@@ -73,6 +74,8 @@ class Loaded:
     """What the version is called outside."""
     learner: Learner
     teller: Teller
+    exemplars: Mapping[str, Sequence[str]]
+    """The checksums of the exemplars of each class that are shown."""
     features: dict[str, torch.Tensor] = field(default_factory=dict)
     """Those of the exemplars of each class that a photo was compared with."""
 
@@ -87,8 +90,8 @@ class Loaded:
         except TreeringError:  # the model cannot tell
             return None
 
-    def likeness(self, image: np.ndarray, names: Sequence[str]) -> list[tuple[str, int, float]]:
-        """Return class, rank and cosine of the shown exemplars of these classes, the most alike first."""
+    def likeness(self, image: np.ndarray, names: Sequence[str]) -> list[tuple[str, str, float]]:
+        """Return class, checksum and cosine of the shown exemplars of these classes, the most alike first."""
         model = self.learner.learnt_model()
         asked = F.normalize(model.method.features(arrays.as_images(image[None].copy())))[0]
         found = []
@@ -98,7 +101,8 @@ class Loaded:
                 continue
             if name not in self.features:
                 self.features[name] = F.normalize(model.method.features(pixels.tensor(kept[:MOST_SHOWN])))
-            found += [(name, rank, float(value)) for rank, value in enumerate(self.features[name] @ asked)]
+            values = (self.features[name] @ asked).tolist()
+            found += [(name, digest, value) for digest, value in zip(self.exemplars[name], values, strict=True)]
         return sorted(found, key=lambda one: -one[2])
 
 
@@ -111,14 +115,25 @@ class Served:
         """Held while the tray or the model's classes change."""
         self._loaded: Loaded | None = None
         self._facts: tuple[Version | None, Facts] | None = None
-        self._failed: Version | None = None
-        """A version that could not be read while the one before it was loaded."""
+        self._failed: tuple[Version, str] | None = None
+        """A version that cannot be read, and why."""
         self._loading = threading.Lock()
+        self._held = contextlib.ExitStack()
 
     @functools.cached_property
     def tray(self) -> Tray:
-        """The photos that wait to be learnt."""
-        return Tray.of(self.path)
+        """The photos that wait to be learnt; only one server at a time has them."""
+        found = Tray.of(self.path)
+        around = found.place.parent
+        try:
+            self._held.enter_context(file_lock.held(around / ".serving", around / ".server"))
+        except file_lock.HeldError as holder:
+            raise TreeringError(f"{holder} serves {self.name} already: end it first") from None
+        return found
+
+    def close(self) -> None:
+        """Let another server have the photos that wait."""
+        self._held.close()
 
     @property
     def version(self) -> Version | None:
@@ -136,23 +151,26 @@ class Served:
             version = self.version
             if version is None:
                 self._loaded = None
-            elif self._loaded is None or (self._loaded.version != version and self._failed != version):
-                self._load(version)
+            elif self._loaded is None or self._loaded.version != version:
+                if self._failed is None or self._failed[0] != version:
+                    self._load(version)
+                if self._loaded is None and self._failed:
+                    raise TreeringError(self._failed[1])
             return self._loaded
 
     def _load(self, version: Version) -> None:
         try:
-            learner = Learner.load(self.path, device=self.device)
-        except (TreeringError, OSError) as error:
-            if self._loaded is None:
-                raise
-            self._failed = version
-            logger.warning("%s as it was before still answers: %s", self.name, error)
+            learner, facts = Learner.load(self.path, device=self.device), self.facts()
+        except TreeringError as error:
+            self._failed = version, str(error)
+            if self._loaded:
+                logger.warning("%s as it was before still answers: %s", self.name, error)
             return
+        assert facts is not None
         teller = evaluation.teller(learner.learnt_model())
         teller.answers(np.zeros((1, teller.size, teller.size, teller.channels), np.uint8))  # the first answer is slow
-        found = self.facts()
-        self._loaded = Loaded(version, found.version if found else "", learner, teller)
+        exemplars = {known.name: known.exemplars for known in facts.classes}
+        self._loaded = Loaded(version, facts.version, learner, teller, exemplars)
 
     def unload(self) -> None:
         """Let the network go; it is loaded again when it is asked."""
@@ -212,7 +230,8 @@ def _facts(folder: Folder, found: Manifest) -> Facts:
     classes = []
     for name in labels:
         course = courses.get(name)
-        steps = [Measured(step=step, right=r, images=n) for step, (r, n) in course.counts.items()] if course else []
+        measured = course.counts.items() if course else ()
+        steps = [Measured.of_step(step, Counted(*counts)) for step, counts in measured]
         classes.append(
             ModelClass(
                 name=name,
@@ -286,9 +305,9 @@ def _share(percent: float, images: int) -> Score:
 class Models:
     """The models that are served: one folder, or all in a folder of models."""
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: str, many: bool = False) -> None:
         self.path, self.device = path, device
-        self.can_add = not manifest.is_there(path) and any(_models_in(path))
+        self.can_add = many or (not manifest.is_there(path) and any(_models_in(path)))
         self._served: dict[str, Served] = {}
         self._asked: list[str] = []
         if not self.can_add:
@@ -327,10 +346,16 @@ class Models:
         self._served[name] = Served(name, self.path / name, self.device)
         return self._served[name]
 
+    def close(self) -> None:
+        """Let another server have the photos that wait."""
+        for served in self._served.values():
+            served.close()
+
     def used(self, served: Served) -> None:
         """Take note that a model is asked; let go of the one that was not asked for longest if many are loaded."""
         self._asked = [name for name in self._asked if name != served.name] + [served.name]
-        loaded = [name for name in self._asked if name in self._served and self._served[name].ready]
+        unasked = [name for name in self._served if name not in self._asked]
+        loaded = [name for name in (*unasked, *self._asked) if name in self._served and self._served[name].ready]
         for name in loaded[:-MOST_LOADED]:
             self._served[name].unload()
 
@@ -339,7 +364,7 @@ def _models_in(path: Path) -> list[Path]:
     """Return the folders of models in a folder."""
     try:
         return [
-            place for place in sorted(path.iterdir()) if PLAIN_NAME.fullmatch(place.name) and manifest.is_there(place)
+            place for place in sorted(path.iterdir()) if not place.name.startswith(".") and manifest.is_there(place)
         ]
     except OSError:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,14 @@ from treering.server.jobs import MOST_QUEUED, Jobs
 from treering.server.served import Loaded, Models, Served
 from treering.server.uploads import Decoder, Upload
 
+logger = words.logger(__name__)
+
 LOOK_EVERY = 1.0
 """The seconds between two looks for new versions that other programs have made."""
-NAMED_WITH_EXEMPLARS = 3
-"""The exemplars of so many of the most probable classes are compared with a photo."""
+DRAIN = 10.0
+"""The seconds that what goes on beside the answers has when the server ends."""
+CLASSES_COMPARED, MOST_COMPARED = 3, 8
+"""With how many of its most probable classes' exemplars a photo is compared, and how many photos of a request are."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Settings:
     """The folder of a model, or of models."""
     door: Door
     device: str = "auto"
+    many: bool = False
+    """Whether the folder is one of models, even if it has none yet."""
     label_studio: str | None = None
     """The address of the Label Studio whose photos are fetched."""
     label_studio_key: str | None = None
@@ -47,13 +53,12 @@ class Service:
     """All that the server holds while it runs."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
         self.metrics = Metrics()
-        self.models = Models(settings.path, settings.device)
+        self.models = Models(settings.path, settings.device, settings.many)
         self.decoder = Decoder()
         self.compute = ThreadPoolExecutor(1, "compute")
         self.batches = Batches(self.compute, self.metrics)
-        self.jobs = Jobs(settings.device, self._learnt)
+        self.jobs = Jobs(settings.device, self.metrics, self._learnt)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -67,25 +72,33 @@ class Service:
             yield
         finally:
             watching.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=DRAIN)
             await self.jobs.close()
             self.decoder.close()
             self.compute.shutdown(wait=False, cancel_futures=True)
+            self.models.close()
 
     async def _watch(self) -> None:
         """Load new versions of models that are in use, whoever has made them."""
-        first = True
         while True:
-            for served in self.models.all():
-                if served.ready or (first and not self.models.can_add and served.version):
-                    with contextlib.suppress(TreeringError, OSError):
-                        await asyncio.to_thread(served.current)
-            first = False
+            for served in await asyncio.to_thread(self.models.all):
+                if served.ready or (not self.models.can_add and served.version):
+                    await self._load(served)
             await asyncio.sleep(LOOK_EVERY)
 
     async def _learnt(self, served: Served) -> None:
-        """Have a version that a job has just made answer."""
-        with contextlib.suppress(TreeringError, OSError):
+        """Have a version that a job has just made answer, if the one before it did."""
+        if served.ready:
+            await self._load(served)
+
+    async def _load(self, served: Served) -> None:
+        try:
             await asyncio.to_thread(served.current)
+        except TreeringError:  # whoever asks the model is told
+            pass
+        except Exception as error:  # too little memory, perhaps: the next look may have more
+            logger.warning("%s cannot be loaded: %s", served.name, error)
 
     def later(self, doing: Coroutine[Any, Any, None]) -> None:
         """Do something beside the answers."""
@@ -102,7 +115,7 @@ class Service:
         return found
 
     async def brief(self, served: Served) -> schemas.ModelBrief:
-        """Return what a list tells of a model; a damaged one seems to know nothing, and hides no other."""
+        """Return what a list tells of a model, which for a damaged one is nothing."""
         facts, job = None, self.jobs.of(served)
         with contextlib.suppress(TreeringError, OSError):
             facts = await asyncio.to_thread(served.facts)
@@ -130,36 +143,48 @@ class Service:
             bytes=facts.bytes if facts else 0,
             undo=facts.undo if facts else 0,
             unknown=unknown,
-            tray=self.tray(served),
+            tray=await self.tray(served),
             job=self.jobs.of(served),
         )
 
-    def tray(self, served: Served) -> schemas.Tray:
+    async def tray(self, served: Served) -> schemas.Tray:
         """Return the photos that wait for a model."""
-        known, found = set(map(str, served.labels())), dict[str, list[schemas.TrayPhoto]]()
+        known, found = set(map(str, await asyncio.to_thread(served.labels))), dict[str, list[schemas.TrayPhoto]]()
         for number, name in served.tray.photos.items():
             url = f"{address(served)}/tray/{number}.png"
             found.setdefault(name, []).append(schemas.TrayPhoto(id=number, url=url))
         classes = [schemas.TrayClass(name=name, known=name in known, photos=part) for name, part in found.items()]
         return schemas.Tray(classes=classes, photos=len(served.tray.photos), room=served.tray.room)
 
-    async def change(self, served: Served, doing: Callable[[Path], object]) -> schemas.Model:
-        """Change a model by a function, while no job does."""
+    async def change(
+        self, served: Served, doing: Callable[[Path], object], becomes: Mapping[str, str | None] | None = None
+    ) -> schemas.Model:
+        """Change a model by a function, while no job does; photos that wait get the class that theirs `becomes`."""
         async with served.changing:
             if self.jobs.of(served):
                 raise HTTPException(409, f"{served.name} is being taught: wait until the job has ended, or cancel it")
             if served.version is None:
                 raise HTTPException(409, f"{served.name} has learnt nothing yet: teach it two classes or more")
             await asyncio.to_thread(doing, served.path)
+            if becomes:
+                await asyncio.to_thread(served.tray.relabel, becomes)
+                await self.jobs.forget(served, [name for name, other in becomes.items() if other is None])
             await asyncio.to_thread(served.current)
         return await self.described(served)
 
     async def predictions(
-        self, served: Served, photos: Sequence[Upload], top: int, share: float | None = None, nearest: int = 0
+        self,
+        served: Served,
+        loaded: Loaded,
+        photos: Sequence[Upload],
+        top: int,
+        share: float | None = None,
+        nearest: int = 0,
     ) -> schemas.Predictions:
         """Return the `top` classes of photos, whether they are unknown, and the `nearest` of the kept photos."""
-        loaded = await self.loaded(served)
         readable = [photo.pixels for photo in photos if not isinstance(photo.pixels, str)]
+        if nearest and len(readable) > MOST_COMPARED:
+            raise HTTPException(422, f"nearest is for {MOST_COMPARED} photos at most: send fewer, or leave it out")
         answers = iter(await self.batches.answers(loaded, readable))
         limit, found = loaded.limit(share), []
         for photo in photos:
@@ -176,14 +201,11 @@ class Service:
 
     async def _nearest(self, served: Served, loaded: Loaded, pixels: np.ndarray, row: np.ndarray) -> list[schemas.Near]:
         """Return the kept photos of the most probable classes, those that are most like a photo first."""
-        facts = await asyncio.to_thread(served.facts)
-        shown = {known.name: known.exemplars for known in facts.classes} if facts else {}
-        names = [loaded.teller.names[one] for one in np.argsort(-row)[:NAMED_WITH_EXEMPLARS]]
-        loop = asyncio.get_running_loop()
+        names = [loaded.teller.names[one] for one in np.argsort(-row)[:CLASSES_COMPARED]]
+        found = await asyncio.get_running_loop().run_in_executor(self.compute, loaded.likeness, pixels, names)
+        place = f"{address(served)}/exemplars"
         return [
-            schemas.Near(name=name, exemplar=f"{address(served)}/exemplars/{shown[name][rank]}.png", likeness=value)
-            for name, rank, value in await loop.run_in_executor(self.compute, loaded.likeness, pixels, names)
-            if rank < len(shown.get(name, ()))
+            schemas.Near(name=name, exemplar=f"{place}/{digest}.png", likeness=value) for name, digest, value in found
         ]
 
     async def put_into_tray(self, served: Served, name: str, photos: Sequence[Upload]) -> schemas.AddedPhotos:
@@ -199,7 +221,7 @@ class Service:
             numbers = await asyncio.to_thread(served.tray.add, name, good)
         place = f"{address(served)}/tray"
         added = [schemas.Added(id=number, url=f"{place}/{number}.png", name=name) for number in numbers]
-        return schemas.AddedPhotos(added=added, refused=refused, tray=self.tray(served))
+        return schemas.AddedPhotos(added=added, refused=refused, room=served.tray.room)
 
     async def begin_job(self, served: Served, effort: schemas.Effort) -> schemas.Job:
         """Begin to learn the photos of a tray; raise HTTPException if they are too few or too much waits already."""

@@ -24,7 +24,7 @@ from treering import words
 from treering.errors import TreeringError
 from treering.images.folders import ImageFolder
 from treering.runtime import files
-from treering.storage import pictures, user_key
+from treering.storage import manifest, pictures, user_key
 
 logger = words.logger(__name__)
 
@@ -50,7 +50,7 @@ def waiting_in(folder: Path) -> list[str]:
         for owner in sorted((user_key.place().parent / "serve").glob(f"*/{OWNER}")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 model = Path(json.loads(files.read(owner, LARGEST_INDEX))["path"])
-                if model.parent == folder.resolve() and not model.exists():
+                if model.parent == folder.resolve() and not manifest.is_there(model):
                     found.append(model.name)
     return found
 
@@ -95,6 +95,12 @@ class Tray:
         self._change({name: kept for name, kept in self.photos.items() if name not in names})
         for name in names:
             (self.place / f"{name}.png").unlink(missing_ok=True)
+
+    def relabel(self, becomes: Mapping[str, str | None]) -> None:
+        """Have photos of a class wait as those of another; those of a class that becomes None go."""
+        gone = [name for name, kept in self.photos.items() if becomes.get(kept, kept) is None]
+        self._change({name: becomes.get(kept) or kept for name, kept in self.photos.items()})
+        self.remove(gone)
 
     def read(self, name: str) -> bytes | None:
         """Return the PNG file of a photo; None if it is not in the tray."""

@@ -107,6 +107,7 @@ async def _form(request: Request) -> FormData:
 
 def require_name(name: str) -> str:
     """Return the name of a class as it is learnt; raise if no folder of photos could be called so."""
+    name = name.strip(" ")
     if shown(name) != name or "\\" in name or PureWindowsPath(name).drive:
         raise HTTPException(422, f"{shown(name)} cannot be the name of a class: give another name")
     try:

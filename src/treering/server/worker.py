@@ -23,6 +23,8 @@ from treering.runtime import allocator, threads
 
 SELDOM = 0.2
 """The fewest seconds between two lines that tell the progress."""
+PATIENCE = 3600.0
+"""The seconds for which a job waits for another program that writes to its model."""
 NICENESS = 10
 """How much this process gives way to others, predictions above all."""
 
@@ -32,6 +34,7 @@ class Teller:
 
     def __init__(self, stream: IO[str]) -> None:
         self.job: str | None = None
+        self._cancelled: set[str] = set()
         self._stream, self._lock = stream, threading.Lock()
 
     def __call__(self, kind: str, **facts: Any) -> None:
@@ -40,15 +43,18 @@ class Teller:
             self._stream.flush()
 
     def cancel(self, job: str) -> None:
-        """Interrupt the job, if it is the one that is learnt."""
+        """Interrupt a job, or have it interrupted as soon as it begins."""
         with self._lock:
+            self._cancelled.add(job)
             if self.job == job:
                 _thread.interrupt_main()
 
     def turn_to(self, job: str | None) -> None:
-        """Tell of this job from now on."""
+        """Tell of this job from now on; raise KeyboardInterrupt if it is cancelled already."""
         with self._lock:
             self.job = job
+            if job in self._cancelled:
+                raise KeyboardInterrupt
 
 
 class _Warnings(logging.Handler):
@@ -68,6 +74,7 @@ def main() -> None:
     threads.sleep_soon()
     threads.limit(max(1, (os.cpu_count() or 1) - 1))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     tell = Teller(os.fdopen(os.dup(1), "w", encoding="utf-8"))
@@ -79,9 +86,8 @@ def main() -> None:
 
     while True:
         job = jobs.get()
-        tell.turn_to(job["id"])
         try:
-            tell("begun")
+            tell.turn_to(job["id"])
             _learn(learn, job, tell)
         except KeyboardInterrupt:
             tell("cancelled")
@@ -102,6 +108,7 @@ def _listen(jobs: SimpleQueue[dict[str, Any]], tell: Teller) -> None:
 
 def _learn(learn: Any, job: dict[str, Any], tell: Teller) -> None:
     from treering.server import tray  # which loads PyTorch
+    from treering.storage import lock
 
     last = 0.0
 
@@ -111,17 +118,38 @@ def _learn(learn: Any, job: dict[str, Any], tell: Teller) -> None:
             last = time.monotonic()
             tell("progress", what=what, done=done, total=total)
 
+    def planned(plan: Any) -> None:
+        warnings = [f"{new} and {known} are two classes with nearly the same name" for new, known in plan.alike()]
+        pairs = {tuple(sorted((one.name, other.name))) for one, other in plan.same if one.name != other.name}
+        warnings += [
+            f"the same photo is in two classes, {one} and {other}: one is wrong" for one, other in sorted(pairs)
+        ]
+        if plan.copies:
+            warnings.append(f"{plan.copies} of the photos show the same as others of their class, and are left out")
+        for warning in warnings:
+            tell("warning", message=warning)
+        tell("plan", seconds=plan.seconds, solves_first=plan.solves_first)
+
+    until = time.monotonic() + PATIENCE
     try:
-        outcome = learn.learn(
-            Path(job["model"]),
-            tray.folder_of(Path(job["place"])),
-            device=job["device"],
-            effort=job["effort"],
-            tell=lambda plan: tell("plan", seconds=plan.seconds, solves_first=plan.solves_first),
-            solved=lambda found: tell("solved", score=found.all),
-            progress=progress,
-            epoch=lambda report: tell("epoch", stage=report.stage, epoch=report.epoch, epochs=report.epochs),
-        )
+        while True:
+            try:
+                outcome = learn.learn(
+                    Path(job["model"]),
+                    tray.folder_of(Path(job["place"])),
+                    device=job["device"],
+                    effort=job["effort"],
+                    tell=planned,
+                    solved=lambda found: tell("solved", score=found.all),
+                    progress=progress,
+                    epoch=lambda report: tell("epoch", epoch=report.epoch, epochs=report.epochs),
+                )
+                break
+            except lock.BusyError:  # someone teaches the model in a terminal
+                if time.monotonic() > until:
+                    raise
+                tell("busy")
+                time.sleep(1.0)
     except TreeringError as error:
         tell("failed", error=str(error))
     except OSError as error:

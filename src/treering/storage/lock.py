@@ -13,6 +13,10 @@ from treering.storage import names
 from treering.storage.folder import Folder
 
 
+class BusyError(TreeringError):
+    """Another program writes to the folder just now."""
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Folder]:
     """Be the only writer of a folder, and yield it: it is created if it does not exist, and removed if it stays empty.
@@ -35,7 +39,7 @@ def writing(path: Path) -> Iterator[Folder]:
                     with contextlib.suppress(PermissionError):  # Windows removes the lock when it is released
                         (path / names.LOCK).unlink()
     except file_lock.HeldError as holder:
-        raise TreeringError(f"{holder} is writing {path}: wait until it has ended, then try again") from None
+        raise BusyError(f"{holder} is writing {path}: wait until it has ended, then try again") from None
     except OSError as error:
         reason = error.strerror or error
         if version(path) == before:

@@ -3,14 +3,6 @@
 import { node } from "./nodes.js";
 import { say, score } from "./words.js";
 
-/** The 95 % interval after Wilson, which treering uses too, for counts that come without one. */
-export function withInterval({ right, images }) {
-  const z = 1.96, p = right / images, scale = 1 + z ** 2 / images;
-  const middle = (p + z ** 2 / (2 * images)) / scale;
-  const half = (z / scale) * Math.sqrt((p * (1 - p)) / images + z ** 2 / (4 * images ** 2));
-  return { right, images, percent: 100 * p, low: 100 * Math.max(0, middle - half), high: 100 * Math.min(1, middle + half) };
-}
-
 /** A dot in its interval on a line from 0 to 100 %. */
 export function drawInterval(measured) {
   const range = node("span", { class: "range" }), dot = node("span", { class: "dot" });

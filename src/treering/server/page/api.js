@@ -2,31 +2,33 @@
 
 import { say } from "./words.js";
 
-/** What the server answered when it refused; the message is the server's own sentence. */
-export class Refusal extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
+const RETRY = 2000; // milliseconds
+let tell;
+let connection = "connected"; // or "lostConnection", or "newToken": the server was started anew, with another token
+
+export const isConnected = () => connection === "connected";
+
+/** Have a function told whenever the connection is another. */
+export const onConnection = (told) => { tell = told; };
+
+function become(now) {
+  if (now === connection) return;
+  connection = now;
+  tell?.(now);
 }
 
-const RETRY = 2000; // milliseconds
-const listeners = [];
-let connected = true;
-
-export const onConnection = (told) => listeners.push(told);
+/** Any answer means that the server is there; what it says, it says to who knows its token. */
+const heard = ({ status }) => become(status === 401 ? "newToken" : "connected");
 
 /** Note that the server could not be reached, and try until it can. */
 export function connectionLost() {
-  if (!connected) return;
-  connected = false;
-  for (const told of listeners) told(false);
+  if (connection === "lostConnection") return;
+  become("lostConnection");
   const retry = setInterval(async () => {
     const answer = await fetch("/health", { cache: "no-store" }).catch(() => null);
-    if (!answer?.ok) return;
+    if (!answer) return;
     clearInterval(retry);
-    connected = true;
-    for (const told of listeners) told(true);
+    heard(answer);
   }, RETRY);
 }
 
@@ -47,32 +49,16 @@ export async function call(method, path, body) {
     connectionLost();
     throw new Error(say("unreachable"));
   }
+  heard(answer);
+  if (answer.status === 401) throw new Error(say("newToken"));
   const content = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Refusal(answer.status, content.error ?? `${answer.status} ${answer.statusText}`);
-  return content;
+  if (answer.ok) return content;
+  const reason = content.error ?? `${answer.status} ${answer.statusText}`;
+  throw Object.assign(new Error(reason), { lang: "en" }); // the server's sentences are English
 }
 
 /** The address of something that belongs to a model. */
 export function address(model, rest = "", query = {}) {
   const search = new URLSearchParams(query).toString();
   return `/api/models/${encodeURIComponent(model)}${rest}${search && "?" + search}`;
-}
-
-/** Return a function that runs tasks in their order, at most so many at once. */
-export function queue(most) {
-  const waiting = [];
-  let running = 0;
-  const next = () => {
-    if (running >= most || !waiting.length) return;
-    running += 1;
-    waiting.shift()().finally(() => {
-      running -= 1;
-      next();
-    });
-  };
-  return (task) =>
-    new Promise((resolve, reject) => {
-      waiting.push(() => task().then(resolve, reject));
-      next();
-    });
 }

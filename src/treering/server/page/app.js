@@ -1,11 +1,11 @@
 // The entry: starts the parts of the page, picks the model, and leads photos from anywhere on the page to the right part.
 
-import { call, onConnection } from "./api.js";
+import { call, isConnected, onConnection } from "./api.js";
 import { askFiles, startAsk } from "./ask.js";
 import { openClass, startClasses } from "./classes.js";
 import { filesOf } from "./files.js";
 import { findJob, follow, startJob, unfollow } from "./job.js";
-import { here, isLearning, paintAll, reload, shown, whenChanged, whenProgress } from "./model.js";
+import { here, isLearning, paintAll, reload, shown, take, whenChanged, whenProgress } from "./model.js";
 import { byId, keep, node, tried } from "./nodes.js";
 import { startRings } from "./rings.js";
 import { startSteps } from "./steps.js";
@@ -67,12 +67,14 @@ function startModels() {
   });
 }
 
+const isIn = (target, part) => Boolean(target.closest?.(part));
+const isToTeach = (target) => isIn(target, "#teach") || (!isIn(target, "#ask") && isTeaching());
+
 /** Lead photos to the part of the page that they were dropped on, or else to the one in use. */
 async function receive(transfer, target) {
-  const teach = target?.closest?.("#teach"), ask = target?.closest?.("#ask");
   const files = await filesOf(transfer);
   if (!files.length || !shown.model || document.querySelector("dialog[open]")) return;
-  if (teach || (!ask && (isTeaching() || files.some(({ folder }) => folder)))) teachFiles(files);
+  if (isToTeach(target) || (!isIn(target, "#ask") && files.some(({ folder }) => folder))) teachFiles(files);
   else askFiles(files);
 }
 
@@ -81,9 +83,9 @@ function startReceiving() {
   document.addEventListener("dragover", (event) => {
     if (!hasFiles(event)) return;
     event.preventDefault();
-    const ask = event.target.closest?.("#ask") || (!event.target.closest?.("#teach") && !isTeaching());
-    byId("ask-drop").classList.toggle("over", Boolean(ask));
-    byId("teach-drop").classList.toggle("over", !ask);
+    const teach = isToTeach(event.target);
+    byId("ask-drop").classList.toggle("over", !teach);
+    byId("teach-drop").classList.toggle("over", teach);
   });
   const end = () => document.querySelectorAll(".over").forEach((zone) => zone.classList.remove("over"));
   document.addEventListener("dragleave", (event) => !event.relatedTarget && end());
@@ -91,31 +93,28 @@ function startReceiving() {
     end();
     if (!hasFiles(event)) return;
     event.preventDefault();
-    receive(event.dataTransfer, event.target);
+    tried(trouble, () => receive(event.dataTransfer, event.target));
   });
   document.addEventListener("paste", (event) => {
     if (!event.clipboardData.files.length) return; // text goes where the browser puts it
     event.preventDefault();
-    receive(event.clipboardData, event.target);
+    tried(trouble, () => receive(event.clipboardData, event.target));
   });
 }
 
 function startConnection() {
-  onConnection((isBack) => {
-    document.body.classList.toggle("offline", !isBack);
-    trouble.textContent = say(isBack ? "connected" : "lostConnection");
-    if (!isBack) return;
-    setTimeout(() => { trouble.textContent = ""; }, 4000);
-    if (shown.name) tried(trouble, async () => { await reload(); await findJob(shown.model); });
+  onConnection((now) => {
+    document.body.dataset.connection = now;
+    if (!isConnected()) trouble.textContent = say(now);
+    else if (shown.model) tried(trouble, async () => { await reload(); await findJob(shown.model); });
     else start();
   });
   const check = async () => {
-    if (document.hidden || !shown.model || isLearning() || document.body.classList.contains("offline")) return;
+    if (document.hidden || !shown.model || (isLearning() && isConnected())) return;
     const now = await call("GET", here()).catch(() => null);
-    if (now && (now.version !== shown.model.version || now.job)) {
-      await reload();
-      if (now.job) follow(now.job);
-    }
+    if (!now || (now.version === shown.model.version && !now.job)) return;
+    take(now);
+    if (now.job) follow(now.job);
   };
   setInterval(check, CHECK);
   document.addEventListener("visibilitychange", check);

@@ -9,20 +9,17 @@ import { number, percent, say } from "./words.js";
 
 const PAUSE = 250; // milliseconds at least between two questions of the camera
 const KEPT = 8; // answers that can be looked at again
+const NEAREST = 3; // they cost the server a second pass, so the camera asks for none
 const answers = [];
 let current = null;
 let openClass, camera, speak;
 
-/** Ask for one photo; what refuses it is told at its place. */
-async function ask(photo) {
-  const query = { top: 5, nearest: 3, ...(shown.model.unknown && { unknown: 0.05 }) };
-  const answer = (await call("POST", here("/predict", query), photo)).predictions[0];
-  if (answer.error) throw new Error(answer.error);
-  return answer;
-}
+/** Ask for one photo, and for so many kept photos that are like it. */
+const ask = async (photo, nearest) => (await call("POST", here("/predict", { nearest }), photo)).predictions[0];
 
 /** Ask for files one after the other; the last answer is shown, and the others are at hand below it. */
 export async function askFiles(files) {
+  if (camera.isOn) current = null; // these are asked instead of the camera's last picture
   camera.close();
   await tried(byId("ask-error"), async () => {
     const refused = [];
@@ -33,8 +30,10 @@ export async function askFiles(files) {
       preview(asked.url);
       try {
         if (!mayBePhoto(file)) throw new Error(say("notPhoto"));
-        asked.answer = await ask(file);
-        remember(asked);
+        asked.answer = await ask(file, NEAREST);
+        answers.unshift(asked);
+        for (const old of answers.splice(KEPT)) URL.revokeObjectURL(old.url);
+        show(asked);
       } catch (error) {
         refused.push(files.length > 1 ? `${file.name}: ${error.message}` : error.message);
         current = null;
@@ -44,13 +43,6 @@ export async function askFiles(files) {
     byId("ask").classList.remove("thinking");
     if (refused.length) throw new Error(refused.join(" "));
   });
-}
-
-function remember(asked) {
-  asked.url ??= URL.createObjectURL(asked.photo);
-  answers.unshift(asked);
-  for (const old of answers.splice(KEPT)) URL.revokeObjectURL(old.url);
-  show(asked);
 }
 
 function preview(url) {
@@ -115,7 +107,7 @@ function paint() {
     shown.answered = answered;
     pointAt(null);
   }
-  speak(unknown ? `${say("isUnknown")}. ${say("mostLike", best)}` : say("verdict", best));
+  speak(unknown ? `${say("isUnknown")}. ${say("mostLike", best)}` : `${best.name}, ${best.percent}`);
 }
 
 /** Ask again as soon as the last answer came, for as long as the camera is on. */
@@ -123,7 +115,7 @@ async function askLive() {
   while (camera.isOn) {
     const began = performance.now();
     const photo = await camera.picture();
-    const answer = photo && (await tried(byId("ask-error"), () => ask(photo)));
+    const answer = photo && (await tried(byId("ask-error"), () => ask(photo, 0)));
     if (!camera.isOn) return;
     if (answer) show({ photo, url: null, answer });
     const pause = answer ? PAUSE : 2000;
@@ -149,7 +141,11 @@ export function startAsk(whenChanged, open, teach) {
     if (isOn) {
       byId("asked").hidden = true;
       askLive();
-    } else if (current && !current.url) remember(current); // the last picture stays to be looked at
+    } else if (current && !current.url) {
+      const { photo } = current;
+      current = null;
+      askFiles([{ file: photo }]); // the last picture stays to be looked at, now with the photos nearest to it
+    }
   });
   byId("teach-this").addEventListener("click", () => teach(current.photo));
   byId("ask-choose").addEventListener("click", () => byId("ask-files").click());

@@ -1,6 +1,6 @@
 // Shows the classes with their photos, and one class in full: how it did, and renaming, merging or forgetting it.
 
-import { drawInterval, withInterval } from "./accuracy.js";
+import { drawInterval } from "./accuracy.js";
 import { call } from "./api.js";
 import { classNamed, here, isLearning, latest, pointAt, shown, take } from "./model.js";
 import { byId, button, confirmed, drawn, keep, node, tried } from "./nodes.js";
@@ -10,7 +10,7 @@ const THUMBS = 4; // exemplars on a card
 let opened = null; // the name of the class whose dialog is open
 let teachMore;
 
-const accuracy = (known) => (latest(known) ? latest(known).right / latest(known).images : 2);
+const accuracy = (known) => (latest(known)?.percent ?? 101);
 const ORDERS = {
   step: (a, b) => b.step - a.step || a.name.localeCompare(b.name),
   name: (a, b) => a.name.localeCompare(b.name),
@@ -22,7 +22,7 @@ const exemplar = (url, name, n) =>
   node("img", { src: url, alt: n ? say("exemplar", { n, name }) : "", loading: "lazy", decoding: "async" });
 
 function drawCard(known) {
-  const last = latest(known) && withInterval(latest(known));
+  const last = latest(known);
   const [first, ...others] = known.exemplars.slice(0, THUMBS);
   return node("li", { "data-class": known.name, "data-step": known.step },
     node("button", {
@@ -34,7 +34,7 @@ function drawCard(known) {
       node("span", { class: "others" }, ...others.map((url) => exemplar(url)))),
     node("span", { class: "name" }, known.name),
     node("span", { class: "facts" }, say("step", { n: known.step }), " · ", photos(known.photos)),
-    known.lost && node("span", { class: "badge lost" }, say("lost")),
+    known.lost && node("span", { class: "badge lost", "data-lost": known.name }, say("lost")),
     last && drawInterval(last),
     last && node("span", { class: "facts" }, score(last))));
 }
@@ -68,7 +68,7 @@ function drawCourse(points) {
 }
 
 function drawAccuracy(known) {
-  const points = known.course.filter((p) => p.images > 0).map((p) => ({ ...withInterval(p), step: p.step }));
+  const points = known.course;
   if (!points.length) return [node("p", { class: "hint" }, say("noCourse"))];
   return [
     points.length > 1 ? drawCourse(points) : drawInterval(points[0]),

@@ -2,12 +2,10 @@
 
 const CLUTTER = /^(\.|thumbs\.db$|desktop\.ini$)/i; // what systems put into folders themselves
 
-const inFolder = (file, folder) => ({ file, folder });
-
 async function walk(entry, folder) {
   if (entry.isFile) {
     if (CLUTTER.test(entry.name)) return [];
-    return [inFolder(await new Promise((resolve, reject) => entry.file(resolve, reject)), folder)];
+    return [{ file: await new Promise((resolve, reject) => entry.file(resolve, reject)), folder }];
   }
   const reader = entry.createReader();
   const found = [];
@@ -26,7 +24,7 @@ export async function filesOf(transfer) {
   const found = [];
   for (const [entry, file] of taken) {
     if (entry) found.push(...(await walk(entry, null)));
-    else if (file) found.push(inFolder(file, null));
+    else if (file) found.push({ file, folder: null });
   }
   return found;
 }
@@ -35,7 +33,7 @@ export async function filesOf(transfer) {
 export const chosenFiles = (input) =>
   [...input.files]
     .filter((file) => !CLUTTER.test(file.name))
-    .map((file) => inFolder(file, file.webkitRelativePath.split("/").at(-2) ?? null));
+    .map((file) => ({ file, folder: file.webkitRelativePath.split("/").at(-2) ?? null }));
 
 /** Whether a file may be a photo: one whose type is not known is for the server to judge. */
 export const mayBePhoto = (file) => !file.type || file.type.startsWith("image/");

@@ -31,7 +31,7 @@ export function unfollow() {
 /** Show what is told of a job, one thing after the other. */
 function show(job) {
   if (hasEnded(job)) source?.close();
-  turn = turn.then(() => showNext(job));
+  turn = turn.then(() => showNext(job)).catch(reportError); // one that fails must not keep the next from being shown
   return turn;
 }
 
@@ -64,8 +64,6 @@ export function dismissJob() {
   paintAll();
 }
 
-const stageOf = (job) => say(job.state === "queued" ? "waiting" : job.stage);
-
 function factsOf(job) {
   return [
     job.ahead > 0 && say("ahead", { n: job.ahead }),
@@ -86,7 +84,7 @@ function drawRunning(place, id) {
   const watched = node("div", { class: "running", "aria-live": "off" }, ...parts); // it is spoken in `said`, less often
   place.replaceChildren(watched, button(say("cancel"), cancel, { id: "cancel" }), trouble);
   return (job) => {
-    title.textContent = stageOf(job);
+    title.textContent = say(job.state === "queued" ? "waiting" : job.stage);
     bar.setAttribute("aria-label", title.textContent);
     if (job.total) [bar.max, bar.value] = [job.total, job.done];
     else bar.removeAttribute("value");
@@ -101,17 +99,19 @@ function drawEnded(place, job) {
   const result = job.result ?? { lost: [], confused: [], needy: [] };
   const title = job.state === "done" && job.result
     ? say("done", { time: duration(result.seconds), classes: list(Object.keys(job.classes)) }) : say(job.state);
+  const note = (text, attributes) => node("li", attributes, text);
   const notes = [
-    ...result.lost.map((l) => say("lostClass", { name: l.class, before: score(l.before), after: score(l.after) })),
-    ...result.confused.map(({ first, second, times }) => say("confused", { first, second, n: times })),
-    ...result.needy.map((needy) => say("needy", { name: needy.class, n: needy.photos })),
-    result.trained && say(result.trained),
+    ...result.lost.map(({ class: name, before, after }) =>
+      note(say("lostClass", { name, before: score(before), after: score(after) }), { "data-lost": name })),
+    ...result.confused.map(({ first, second, times }) => note(say("confused", { first, second, n: times }))),
+    ...result.needy.map((needy) => note(say("needy", { name: needy.class, n: needy.photos }))),
+    result.trained && note(say(result.trained)),
   ].filter(Boolean);
   place.replaceChildren(...[
     node("h3", {}, title),
     job.error && node("p", { class: "error", lang: "en" }, job.error),
     job.result && drawScores(result),
-    notes.length > 0 && node("ul", {}, ...notes.map((note) => node("li", {}, note))),
+    notes.length > 0 && node("ul", {}, ...notes),
     job.warnings.length > 0 && drawWarnings(job.warnings),
     button(say("dismiss"), () => {
       dismissJob();
@@ -131,11 +131,11 @@ function paint(model, job) {
   const from = [document.documentElement.lang, job?.id, isLearning()].join();
   if (from !== drawnFrom) {
     const hadFocus = place.contains(document.activeElement);
-    drawnFrom = from;
     renew = null;
     if (!job) place.replaceChildren();
     else if (isLearning()) renew = drawRunning(place, job.id);
     else drawEnded(place, job);
+    drawnFrom = from;
     if (hadFocus) place.querySelector("button")?.focus();
   }
   renew?.(job);

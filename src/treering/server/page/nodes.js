@@ -57,7 +57,7 @@ export async function tried(place, action) {
   try {
     return await action();
   } catch (error) {
-    place.lang = "status" in error ? "en" : document.documentElement.lang; // the server's sentences are English
+    place.lang = error.lang ?? document.documentElement.lang;
     place.textContent = error.message;
     return null;
   }

@@ -1,6 +1,5 @@
 // Draws the model as a tree's rings: a ring per step, an arc per class, and the ring that grows while a job runs.
 
-import { withInterval } from "./accuracy.js";
 import { classNamed, isLearning, isLearnt, latest, pointAt, shown } from "./model.js";
 import { byId, drawn, node } from "./nodes.js";
 import { bytes, classes, photos, say, score } from "./words.js";
@@ -69,7 +68,7 @@ function layout(model, job) {
 
 const described = (known) => {
   const last = latest(known);
-  return say("arc", { name: known.name, step: known.step, score: last ? score(withInterval(last)) : photos(known.photos) });
+  return say("arc", { name: known.name, step: known.step, score: last ? score(last) : photos(known.photos) });
 };
 
 /** Draw the focus above all arcs, since an arc's own edge is half hidden by its neighbours. */
@@ -215,13 +214,13 @@ let drawnFrom = null;
 function paint(model, job, open) {
   const from = [document.documentElement.lang, model.name, model.version, isLearning() && [job.id, Boolean(job.solved)]].join();
   if (from !== drawnFrom) {
-    drawnFrom = from;
     rings = layout(model, job);
     const place = byId("rings");
     const focused = place.contains(document.activeElement) ? document.activeElement.dataset.class : null;
     place.replaceChildren(rings.length ? drawTree(model, open) : drawSeed());
     [...place.querySelectorAll(".arc")].find((arc) => arc.dataset.class === focused)?.focus();
     pointAt(shown.pointed);
+    drawnFrom = from;
   }
   if (isLearning()) grow(job);
   caption();

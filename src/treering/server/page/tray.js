@@ -1,16 +1,16 @@
 // Teaches: takes photos into the tray on the server, shows what waits there, and starts the learning.
 
-import { call, queue } from "./api.js";
+import { call } from "./api.js";
 import { Camera } from "./camera.js";
 import { chosenFiles, mayBePhoto } from "./files.js";
 import { classNamed, here, isLearning, isLearnt, shown } from "./model.js";
 import { byId, button, confirmed, keep, node, speaker, tried } from "./nodes.js";
 import { classes, photos, say } from "./words.js";
 
-const AT_ONCE = 4; // uploads
+const AT_ONCE = 4; // uploads, so that other requests of the page get through
 const SHOWN = 10; // photos of a class before "more"
 const BURST = 200; // milliseconds between two pictures
-const upload = queue(AT_ONCE);
+const lanes = Array(AT_ONCE).fill(Promise.resolve()); // each the end of the last upload that goes there
 const opened = new Set(); // classes whose photos are all shown
 let onTheWay = new Map(); // class: uploads that have not been answered
 let refused = []; // {class, name, error}
@@ -40,6 +40,13 @@ function releaseHeld() {
   paint();
 }
 
+/** Send a photo after those before it. */
+function upload(target, file) {
+  const answer = lanes.shift().then(() => call("POST", target, file));
+  lanes.push(answer.catch(() => {}));
+  return answer;
+}
+
 async function send(file, name) {
   const model = shown.name, target = here("/tray", { class: name });
   const refuse = (error) => refused.unshift({ class: name, name: file.name ?? say("camera"), error });
@@ -47,7 +54,7 @@ async function send(file, name) {
   onTheWay.set(name, (onTheWay.get(name) ?? 0) + 1);
   let answer = null, reason = null;
   try {
-    answer = await upload(() => call("POST", target, file));
+    answer = await upload(target, file);
   } catch (error) {
     reason = error.message;
   }
@@ -62,7 +69,7 @@ async function send(file, name) {
 }
 
 /** Add photos to the tray as it is shown. */
-function put({ added, tray: { room } }) {
+function put({ added, room }) {
   const { tray } = shown.model;
   for (const { id, url, class: name } of added) {
     let place = tray.classes.find((c) => c.name === name);

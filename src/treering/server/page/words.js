@@ -1,19 +1,20 @@
 // What the page says, in English, German and Spanish, and how it writes numbers, times and accuracies.
 // In a text, {n} is filled in; a text with "|" has a singular and a plural, chosen by n.
 
+import { byId, node } from "./nodes.js";
+
 const TEXTS = {
   // key: [English, German, Spanish]
   skip: ["Skip to teaching", "Zum Lehren springen", "Saltar a enseñar"],
   about: ["Page", "Seite", "Página"],
-  api: ["API", "API", "API"],
   language: ["Language", "Sprache", "Idioma"],
   model: ["Model", "Modell", "Modelo"],
   newModel: ["New model", "Neues Modell", "Modelo nuevo"],
   modelName: ["Name of the new model", "Name des neuen Modells", "Nombre del modelo nuevo"],
   add: ["Add", "Anlegen", "Añadir"],
   lostConnection: ["The connection to treering is lost. Trying again…", "Die Verbindung zu treering ist unterbrochen. Neuer Versuch…", "Se perdió la conexión con treering. Reintentando…"],
+  newToken: ["treering was started anew and has a new token. Open the link that it printed.", "treering wurde neu gestartet und hat ein neues Token. Öffnen Sie den Link, den es ausgegeben hat.", "treering se ha reiniciado y tiene un token nuevo. Abra el enlace que ha mostrado."],
   unreachable: ["treering could not be reached; try again when the connection is back.", "treering war nicht zu erreichen; versuchen Sie es wieder, wenn die Verbindung steht.", "No se pudo contactar con treering; inténtelo cuando vuelva la conexión."],
-  connected: ["The connection is back.", "Die Verbindung steht wieder.", "La conexión se ha restablecido."],
   noModel: ["There is no model yet. Name one to begin.", "Es gibt noch kein Modell. Geben Sie einem neuen einen Namen.", "Todavía no hay ningún modelo. Dé nombre a uno para empezar."],
   // The rings
   rings: ["Tree rings", "Jahresringe", "Anillos"],
@@ -39,7 +40,6 @@ const TEXTS = {
   bestFive: ["The best answers", "Die besten Antworten", "Las mejores respuestas"],
   isUnknown: ["Unknown", "Unbekannt", "Desconocido"],
   mostLike: ["This is none of its classes, it thinks. It is most like {name} ({percent}).", "Es hält das für keine seiner Klassen. Am ähnlichsten ist {name} ({percent}).", "Cree que no es de ninguna de sus clases. Se parece más a {name} ({percent})."],
-  verdict: ["{name}, {percent}", "{name}, {percent}", "{name}, {percent}"],
   nearest: ["The nearest photos it keeps", "Die ähnlichsten aufbewahrten Fotos", "Las fotos guardadas más parecidas"],
   likeness: ["{name}, likeness {n}", "{name}, Ähnlichkeit {n}", "{name}, parecido {n}"],
   askedBefore: ["Asked before", "Zuvor gefragt", "Preguntado antes"],
@@ -164,7 +164,7 @@ const TEXTS = {
   meaning: ["Meaning", "Bedeutung", "Significado"],
 };
 
-const LANGUAGES = ["en", "de", "es"];
+const LANGUAGES = { en: "English", de: "Deutsch", es: "Español" };
 const KEPT = "treering-language";
 let language = "en";
 let locale = "en"; // the language with the reader's region: dates differ between en-GB and en-US
@@ -176,7 +176,7 @@ function kept() {
 
 /** Say something in the language in use. */
 export function say(key, values = {}) {
-  const forms = TEXTS[key][LANGUAGES.indexOf(language)].split("|");
+  const forms = TEXTS[key][Object.keys(LANGUAGES).indexOf(language)].split("|");
   const text = forms.length > 1 && plural.select(values.n) !== "one" ? forms[1] : forms[0];
   return text.replace(/\{(\w+)\}/g, (_, name) => (typeof values[name] === "number" ? number(values[name]) : values[name]));
 }
@@ -206,18 +206,19 @@ export function bytes(n) {
 export const day = (iso) => new Intl.DateTimeFormat(locale, { dateStyle: "medium" }).format(new Date(iso));
 
 /** Write the fixed texts of the page; `data-word`, `data-label` and `data-placeholder` name them. */
-export function translatePage() {
+function translatePage() {
   document.documentElement.lang = language;
-  for (const node of document.querySelectorAll("[data-word]")) node.textContent = say(node.dataset.word);
-  for (const node of document.querySelectorAll("[data-label]")) node.setAttribute("aria-label", say(node.dataset.label));
-  for (const node of document.querySelectorAll("[data-placeholder]")) node.placeholder = say(node.dataset.placeholder);
+  for (const one of document.querySelectorAll("[data-word]")) one.textContent = say(one.dataset.word);
+  for (const one of document.querySelectorAll("[data-label]")) one.setAttribute("aria-label", say(one.dataset.label));
+  for (const one of document.querySelectorAll("[data-placeholder]")) one.placeholder = say(one.dataset.placeholder);
 }
 
 /** Take the language that was chosen before, or the browser's, and let the picker change it. */
 export function startLanguage(onChange) {
-  const picker = document.getElementById("language");
+  const picker = byId("language");
+  picker.append(...Object.entries(LANGUAGES).map(([value, word]) => node("option", { value, lang: value }, word)));
   const use = (chosen) => {
-    language = LANGUAGES.includes(chosen) ? chosen : "en";
+    language = chosen in LANGUAGES ? chosen : "en";
     locale = navigator.languages.find((one) => one.split("-")[0] === language) ?? language;
     plural = new Intl.PluralRules(locale);
     picker.value = language;
