@@ -189,8 +189,8 @@ def serving() -> str:
         f"{found['classes']} classes are told rightly {new['answered_rightly_after_seconds']:.0f} s after the first is",
         f"sent. In {mixed['minutes']:g} minutes of mixed load ({load}),",
         f"the server's memory went from {first:,} MB in the second fifth of that time to {last:,} MB in the last.",
-        f"In {kills['kills'] - kills['wrong']} of {kills['kills']} trials it was killed in the middle of a job, and lost",
-        "nothing.",
+        f"In {kills['kills'] - kills['wrong']} of {kills['kills']} trials it was killed in the middle of a job and",
+        "lost nothing.",
     ]
     return "\n".join(lines) + "\n"
 
