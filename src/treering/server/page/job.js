@@ -7,7 +7,6 @@ import { byId, button, node, speaker, tried } from "./nodes.js";
 import { duration, list, number, say, score } from "./words.js";
 
 const SEEN = "treering-seen-job"; // the ended job whose result was dismissed in this tab
-const hasEnded = (job) => !["queued", "running"].includes(job.state);
 let source = null;
 let turn = Promise.resolve();
 let speak;
@@ -16,7 +15,7 @@ let speak;
 export function follow(job) {
   source?.close();
   show(job);
-  if (hasEnded(job)) return;
+  if (!isLearning(job)) return;
   source = new EventSource(`/api/jobs/${encodeURIComponent(job.id)}/events`);
   source.onmessage = ({ data }) => show(JSON.parse(data));
   source.onerror = () => connectionLost(); // once the server is back, the page looks for the job again
@@ -30,7 +29,7 @@ export function unfollow() {
 
 /** Show what is told of a job, one thing after the other. */
 function show(job) {
-  if (hasEnded(job)) source?.close();
+  if (!isLearning(job)) source?.close();
   turn = turn.then(() => showNext(job)).catch(reportError); // one that fails must not keep the next from being shown
   return turn;
 }

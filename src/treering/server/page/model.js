@@ -20,7 +20,7 @@ export function paintAll() {
   if (shown.model) for (const paint of painters) paint(shown.model, shown.job);
 }
 
-export const isLearning = () => ["queued", "running"].includes(shown.job?.state);
+export const isLearning = (job = shown.job) => ["queued", "running"].includes(job?.state);
 export const isLearnt = () => Boolean(shown.model?.version);
 export const classNamed = (name) => shown.model?.classes.find((c) => c.name === name);
 export const here = (rest, query) => address(shown.name, rest, query);

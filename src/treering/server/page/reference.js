@@ -30,7 +30,7 @@ function sketch(schema, indent = "", within = []) {
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
-/** An example of a value; strings stand for themselves in angle brackets where nothing better is known. */
+/** An example of a value; where none is known, a string is its own name in capitals. */
 function exampleOf(schema, name) {
   const { default: usual, enum: values, anyOf, type, items, properties } = resolved(schema);
   const known = usual ?? values?.[0];
