@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 from conftest import images_of
@@ -176,7 +176,7 @@ class Model:
     def __init__(self, client: TestClient, name: str) -> None:
         self.client, self.name = client, name
 
-    def sent(self, kind: str, change: Callable[[dict[str, Any]], object] = lambda body: None) -> httpx.Response:
+    def sent(self, kind: str, change: Callable[[dict[str, Any]], object] = lambda body: None) -> httpx2.Response:
         """Send a request as it was recorded, but for a change to its body."""
         request = copy.deepcopy(RECORDED[kind])
         if request["body"] is not None:

@@ -100,7 +100,7 @@ def refused(action: Callable[[], object], *fragments: str) -> None:
     """`action` raises one error of one line that holds the fragments."""
     with pytest.raises(ValueError) as caught:
         action()
-    assert type(caught.value) in (TreeringError, UnjudgedError), repr(caught.value)
+    assert type(caught.value) in (TreeringError, UnjudgedError, lock.BusyError), repr(caught.value)
     assert "\n" not in str(caught.value)
     for fragment in fragments:
         assert fragment in str(caught.value)

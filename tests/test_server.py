@@ -412,7 +412,10 @@ def test_jobs_go_on_when_the_end_of_one_fails(client: TestClient, model: Path, m
     weights.write_bytes(content)
     put(client, "eel", 3)
     assert ended(client, begin(client))["state"] == "done"
-    assert client.get("/ready").status_code == 200
+    until = time.monotonic() + SECONDS
+    while client.get("/ready").status_code != 200:  # the new version is loaded soon
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def test_only_one_server_at_a_time_has_the_photos_of_a_model(model: Path) -> None:
