@@ -86,7 +86,7 @@ function drawOperation(method, path, operation) {
     body?.description && node("p", { lang: "en" }, body.description),
     ...drawContent(body?.content),
     node("h3", {}, say("answers")),
-    ...Object.entries(operation.responses).map(([status, { description: meaning, content }]) => node("details", {},
+    ...Object.entries(operation.responses).filter(([status]) => status < 400).map(([status, { description: meaning, content }]) => node("details", {},
       node("summary", {}, node("b", {}, status), " ", node("span", { lang: "en" }, meaning)), ...drawContent(content))),
     node("h3", {}, say("example")),
     node("pre", { tabindex: 0, role: "group", "aria-label": say("example") }, curl(method, path, parameters, body)));

@@ -150,7 +150,7 @@ const TEXTS = {
   no: ["No, keep it", "Nein, behalten", "No, conservar"],
   // The page of the API
   apiTitle: ["The HTTP API of treering", "Die HTTP-API von treering", "La API HTTP de treering"],
-  apiLead: ["What the page does, a program can do too. The description for programs is at", "Was die Seite kann, kann auch ein Programm. Die Beschreibung für Programme steht unter", "Lo que hace la página, lo puede hacer un programa. La descripción para programas está en"],
+  apiLead: ["What the page does, a program can do too. What is wrong is told as {\"error\": \"…\"} with a status from 400 on. The description for programs is at", "Was die Seite kann, kann auch ein Programm. Was nicht stimmt, steht in {\"error\": \"…\"} mit einem Status ab 400. Die Beschreibung für Programme steht unter", "Lo que hace la página, lo puede hacer un programa. Lo que falla se dice en {\"error\": \"…\"} con un estado de 400 o más. La descripción para programas está en"],
   back: ["To the page", "Zur Seite", "A la página"],
   operations: ["Operations", "Operationen", "Operaciones"],
   parameters: ["Parameters", "Parameter", "Parámetros"],
