@@ -11,7 +11,7 @@ demo: $(VENV)/demo-installed
 	$(BIN)/treering demo
 
 test: $(VENV)/dev-installed
-	@command -v chromium || command -v chromium-browser || command -v google-chrome || echo "No Chromium is here: the page is not tested"
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || echo "No Chromium is here: the page is not tested"
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --cov=treering --cov-fail-under=90 --cov-report=term:skip-covered
 
 lint: $(VENV)/dev-installed

@@ -15,7 +15,9 @@ import pytest
 from server_helper import ADDRESS, ONCE, PHOTO, TOKEN, client_of, door, make_model, require_guarded, require_reason
 from starlette.testclient import TestClient
 
+from treering.server import app, guard
 from treering.server.guard import Door, Guard, Metrics
+from treering.server.service import Settings
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
 PAGES = ("/", "/api", "/page/app.js", "/page/style.css", "/favicon.ico", "/openapi.json", "/nothing", "/api/nothing")
@@ -491,3 +493,21 @@ def test_whoever_knows_the_token_may_type_it_into_a_form(model: Path) -> None:
         right = client.post("/", data={"token": TOKEN}, headers=own)
         assert (right.status_code, right.headers["location"]) == (303, "/")
         assert client.get("/health").status_code == 200  # by the cookie
+
+
+def test_a_form_that_trickles_in_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "LONGEST_PAUSE", 0.3)
+    entrance, _ = app.make(Settings(model, door(TOKEN, False), "cpu"))
+    head = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "scheme": "http"}
+    scope = head | {"headers": [(b"host", b"127.0.0.1:8470")]}
+    sent: list[Any] = []
+
+    async def trickle() -> dict[str, Any]:
+        await asyncio.sleep(0.1)  # each pause is short, and there is no end of them
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(asyncio.wait_for(entrance(scope, trickle, send), 5.0))
+    assert sent[0]["status"] == 408

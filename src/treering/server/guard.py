@@ -61,7 +61,9 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 
+TOO_SLOW = "the request came too slowly: send it again"
 LARGEST_TOKEN = 4096
+"""The most bytes of the form in which somebody types the token."""
 ENTRANCE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>treering</title>
 <meta name="viewport" content="width=device-width"><h1>treering</h1>
 <form method="post" action="/"><label>This server asks for its token, which it printed when it started:
@@ -215,10 +217,14 @@ class Guard:
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the form in which somebody has typed the token."""
         body, more = b"", True
-        while more and len(body) <= LARGEST_TOKEN:
+        try:
             async with asyncio.timeout(LONGEST_PAUSE):
-                message = await receive()
-            body, more = body + message.get("body", b""), message.get("more_body", False)
+                while more and len(body) <= LARGEST_TOKEN:
+                    message = await receive()
+                    body, more = body + message.get("body", b""), message.get("more_body", False)
+        except TimeoutError:
+            await told(408, TOO_SLOW)(scope, receive, send)
+            return
         given = parse_qs(body[:LARGEST_TOKEN].decode("latin-1")).get("token", [""])[0].strip()
         if self.door.token is not None and secrets.compare_digest(given.encode(), self.door.token.encode()):
             await self._let_in()(scope, receive, send)
@@ -243,7 +249,7 @@ class Guard:
                 async with asyncio.timeout(min(LONGEST_PAUSE, begun + LONGEST_BODY - time.monotonic())):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, "the request came too slowly: send it again") from None
+                raise HTTPException(408, TOO_SLOW) from None
             complete = not message.get("more_body", False)
             size += len(message.get("body", b""))
             self.held += len(message.get("body", b""))
